@@ -1,0 +1,92 @@
+"""How a model is quantized: versioned data, never code."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+
+from trtforge.errors import InputError
+from trtforge.hashing import fingerprint
+from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.textfile import FileModel, parse_yaml, read_text, validate
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Granularity:
+    """How many scales a tensor has.
+
+    `Granularity(None)` is one scale for the whole tensor: weight [K, N] -> scale [].
+    `Granularity(1)` keeps axis 1: weight [K, N] -> scale [N].
+    """
+
+    axis: int | None
+
+    def reduced_axes(self, rank: int) -> tuple[int, ...]:
+        """The axes over which amax is taken for a tensor of this rank."""
+        return tuple(axis for axis in range(rank) if self.axis is None or axis != self.axis % rank)
+
+
+class QuantRecipe(FileModel):
+    """A quantization recipe, as in `calibration/recipes/*.yaml`.
+
+    Attributes:
+        method: how an activation's amax is chosen from what calibration saw.
+        percentile: the share of absolute values, in percent, that stays inside amax (method percentile).
+        weights: one scale per output channel, or one per weight tensor.
+        exclude: node names, with `*` and `?`, that stay float.
+    """
+
+    version: Literal[1] = 1
+    method: Literal["minmax", "percentile"] = "minmax"
+    percentile: Annotated[float, pydantic.Field(gt=50.0, le=100.0)] = 99.99
+    weights: Literal["per_channel", "per_tensor"] = "per_channel"
+    exclude: tuple[str, ...] = ()
+
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of everything that the recipe decides."""
+        return fingerprint(self.model_dump(mode="json"))
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes that come with trtforge, by name."""
+    return shipped_files("recipes")
+
+
+def shipped_files(kind: str) -> dict[str, Path]:
+    """Data files that come with trtforge, by stem: from the installed package, else from the source tree.
+
+    Args:
+        kind: "recipes" or "profiles".
+    """
+    in_tree = {"recipes": "calibration/recipes", "profiles": "profiles"}[kind]
+    package = Path(str(resources.files("trtforge")))
+    for folder in (package / "data" / kind, package.parent / in_tree):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def load_recipe(name_or_path: str | Path | None, limits: Limits = DEFAULT_LIMITS) -> QuantRecipe:
+    """The recipe of a YAML file, or of a shipped name; None gives the defaults.
+
+    Raises:
+        InputError: no such file or name, or invalid content.
+    """
+    if name_or_path is None:
+        return QuantRecipe()
+    path = Path(name_or_path)
+    if not path.exists():
+        shipped = shipped_recipes()
+        if str(name_or_path) not in shipped:
+            raise InputError(
+                f"recipe {str(name_or_path)!r} does not exist",
+                f"it is no file and no shipped recipe ({', '.join(shipped) or 'none'})",
+                "give the path of a YAML file or one of those names",
+            )
+        path = shipped[str(name_or_path)]
+    text = read_text(path, "recipe", limits)
+    return validate(QuantRecipe, parse_yaml(text, f"recipe {path}", limits) or {}, f"recipe {path}")

@@ -1,0 +1,96 @@
+"""What an engine is built for: a backend and the compute capabilities it has to run on.
+
+One TensorRT-RTX engine serves several compute capabilities and holds the code of the lowest one. sm_75 together with
+others would give every card Turing's code, so it gets an engine of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from enum import StrEnum
+
+from trtforge.errors import InputError, UnavailableError
+
+
+class BackendName(StrEnum):
+    """Names of the engine builders, as in `--backend` and in the manifest."""
+
+    TENSORRT = "tensorrt"
+    TENSORRT_RTX = "tensorrt-rtx"
+
+
+# TensorRT-RTX 1.7.1, trt.ComputeCapability (CURRENT and NONE aside).
+RTX_COMPUTE_CAPABILITIES = (75, 80, 86, 89, 120, 121)
+# What an RTX engine supports when no target is set (TensorRT-RTX documentation, portable engines).
+RTX_PORTABLE = (80, 86, 89, 120)
+# Data-centre parts that exist but that TensorRT-RTX has no member for.
+RTX_WITHOUT = {90: "H100, H200", 100: "B200", 103: "B300"}
+TURING = 75
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """Backend and compute capabilities, e.g. `Target(BackendName.TENSORRT_RTX, (86, 89))`.
+
+    Attributes:
+        backend: the engine builder.
+        compute_capabilities: sorted, without duplicates; 86 is compute capability 8.6. For TensorRT the machine's own.
+        explicit: False when the user named none and the backend's portable default is used.
+    """
+
+    backend: BackendName
+    compute_capabilities: tuple[int, ...]
+    explicit: bool = True
+
+    @property
+    def lowest(self) -> int:
+        """The compute capability whose code the engine holds."""
+        return self.compute_capabilities[0]
+
+    @property
+    def names(self) -> list[str]:
+        """The targets as `sm_86`."""
+        return [f"sm_{cc}" for cc in self.compute_capabilities]
+
+
+def rtx_target_from_option(gpu: str | None) -> Target:
+    """The TensorRT-RTX target for `--gpu`, e.g. `"sm_86,sm_89"`; None gives the portable default.
+
+    Raises:
+        InputError: a name that is no compute capability, or sm_75 together with others.
+        UnavailableError: a compute capability that TensorRT-RTX has no code for.
+    """
+    if gpu is None:
+        return Target(BackendName.TENSORRT_RTX, RTX_PORTABLE, explicit=False)
+    allowed = ", ".join(f"sm_{cc}" for cc in RTX_COMPUTE_CAPABILITIES)
+    found: set[int] = set()
+    for name in gpu.split(","):
+        match = re.fullmatch(r"sm_(\d{2,3})", name.strip())
+        if match is None:
+            raise InputError(
+                f"--gpu {name.strip()!r} is not a compute capability",
+                f"tensorrt-rtx builds for {allowed}",
+                "give a comma-separated list such as --gpu sm_86,sm_89",
+            )
+        found.add(int(match.group(1)))
+    for cc in sorted(found):
+        if cc in RTX_WITHOUT:
+            raise UnavailableError(
+                f"tensorrt-rtx cannot build for sm_{cc} ({RTX_WITHOUT[cc]})",
+                f"it has code for {allowed} only",
+                "run the same command with --backend tensorrt on a machine that has this GPU",
+            )
+        if cc not in RTX_COMPUTE_CAPABILITIES:
+            raise InputError(
+                f"--gpu sm_{cc} is unknown",
+                f"tensorrt-rtx builds for {allowed}",
+                "give a comma-separated list such as --gpu sm_86,sm_89",
+            )
+    if TURING in found and len(found) > 1:
+        raise InputError(
+            "sm_75 cannot share an engine with other compute capabilities",
+            "an engine holds the code of its lowest target, so every other card would run Turing's code",
+            "build one artifact for --gpu sm_75 and one for the rest",
+        )
+    return Target(BackendName.TENSORRT_RTX, tuple(sorted(found)))

@@ -1,0 +1,143 @@
+"""Read YAML and JSON files from users: bounded in size and depth, no duplicate keys, no aliases, no object tags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from trtforge.errors import InputError
+from trtforge.limits import DEFAULT_LIMITS, Limits
+
+ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
+
+
+class FileModel(pydantic.BaseModel):
+    """Base of every type that is read from or written to a file: frozen, unknown keys refused."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys, aliases (they expand exponentially) and deep nesting."""
+
+    max_depth = DEFAULT_LIMITS.text_depth
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", event.start_mark)
+        self._depth += 1
+        if self._depth > self.max_depth:
+            raise yaml.composer.ComposerError(
+                None, None, f"nested deeper than {self.max_depth} levels", self.peek_event().start_mark
+            )
+        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if isinstance(key, (list, dict)):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_text(path: Path, what: str, limits: Limits = DEFAULT_LIMITS) -> str:
+    """The text of a user's file.
+
+    Args:
+        path: the file.
+        what: how an error names it, e.g. "profile".
+
+    Raises:
+        InputError: missing, unreadable, too large or not UTF-8.
+    """
+    try:
+        if path.stat().st_size > limits.text_bytes:
+            raise InputError(
+                f"{what} {path} is too large",
+                f"it has {path.stat().st_size} bytes; the limit is {limits.text_bytes}",
+                f"check the file, or raise it with --limit text_bytes={path.stat().st_size}",
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as err:
+        raise InputError(f"{what} {path} does not exist", "no such file", "check the path") from err
+    except (OSError, UnicodeDecodeError) as err:
+        reason = "it is not UTF-8 text" if isinstance(err, UnicodeDecodeError) else (err.strerror or str(err))
+        raise InputError(f"{what} {path} cannot be read", reason, "check the file") from err
+
+
+def parse_yaml(text: str, source: str, limits: Limits = DEFAULT_LIMITS) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        InputError: not YAML, nested too deep, aliases or duplicate keys; names the line.
+    """
+    loader = _StrictLoader(text)
+    loader.max_depth = limits.text_depth
+    try:
+        return loader.get_single_data()
+    except (yaml.YAMLError, RecursionError, ValueError) as err:
+        mark = getattr(err, "problem_mark", None)
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        reason = getattr(err, "problem", None) or str(err) or "nested too deep"
+        raise InputError(f"{source} is not valid YAML", f"{reason}{place}", "correct that line") from err
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+
+
+def parse_json(text: str, source: str) -> Any:
+    """The value of a JSON text; NaN and Infinity are refused.
+
+    Raises:
+        InputError: not JSON, or nested too deep.
+    """
+
+    def refuse_constant(name: str) -> Any:
+        raise ValueError(f"{name} is not a JSON number")
+
+    try:
+        return json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as err:
+        raise InputError(f"{source} is not valid JSON", str(err) or "nested too deep", "correct the file") from err
+
+
+def validate(model: type[ModelT], value: Any, source: str) -> ModelT:
+    """A file's value as a model, with every problem named by its place.
+
+    Raises:
+        InputError: unknown key, missing key or wrong type; lists the allowed keys of the place.
+    """
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{source} does not hold a mapping",
+            f"found {type(value).__name__}; expected the keys {', '.join(model.model_fields)}",
+            "see the README for an example of the format",
+        )
+    try:
+        return model.model_validate(value)
+    except pydantic.ValidationError as err:
+        problems = []
+        for problem in err.errors():
+            place = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+            if problem["type"] == "extra_forbidden":
+                problems.append(f"unknown key '{place}'")
+            elif problem["type"] == "missing":
+                problems.append(f"missing key '{place}'")
+            else:
+                problems.append(f"{place}: {problem['msg']}")
+        raise InputError(
+            f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+            "; ".join(problems[:8]),
+            f"allowed keys at the top level: {', '.join(model.model_fields)}",
+        ) from err

@@ -29,21 +29,22 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+            event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", event.start_mark)
         self._depth += 1
         if self._depth > self.max_depth:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(
-                None, None, f"nested deeper than {self.max_depth} levels", self.peek_event().start_mark
+                None, None, f"nested deeper than {self.max_depth} levels", event.start_mark
             )
-        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, (list, dict)):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", key_node.start_mark)
             if key in seen:
@@ -93,7 +94,7 @@ def parse_yaml(text: str, source: str, limits: Limits = DEFAULT_LIMITS) -> Any:
         reason = getattr(err, "problem", None) or str(err) or "nested too deep"
         raise InputError(f"{source} is not valid YAML", f"{reason}{place}", "correct that line") from err
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def parse_json(text: str, source: str) -> Any:

@@ -1,0 +1,216 @@
+"""Find and check everything that a build reads besides the model: data, table, recipe, profiles.
+
+Conventions: `calibration/<stem>.npz` or `calibration/<stem>.json` and `profiles/<stem>.yaml`, beside the model first,
+then in the working directory. Without `--eval`, the last fifth of the data (at least 8 samples) is held out for
+verification and calibration does not see it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trtforge.data import Dataset, open_dataset
+from trtforge.errors import InputError
+from trtforge.hashing import fingerprint
+from trtforge.profile import Profile, ProfileSet, load_profiles, profiles_from_data, static_profiles
+from trtforge.quantization.table import CalibrationTable, load_table
+from trtforge.recipe import QuantRecipe, load_recipe, shipped_files
+from trtforge.spec import BuildSpec
+from trtforge.tensor import TensorSpec
+
+MIN_HELD_OUT = 8
+# Batch at which calibration runs: large enough for speed, small enough that tapped activations stay in memory.
+CALIBRATION_BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchRange:
+    """Sizes of the first axis that the engine takes; opt is the first profile's."""
+
+    min: int
+    opt: int
+    max: int
+
+    def clamp(self, size: int) -> int:
+        """The allowed size that is nearest."""
+        return max(self.min, min(size, self.max))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BuildInputs:
+    """What a build reads besides the model.
+
+    Attributes:
+        recipe: how to quantize.
+        profiles: shape ranges of the engine.
+        batch: sizes of the first axis, from the first profile.
+        calibration: samples to calibrate on; None when not quantizing or when a table is given.
+        table: the user's calibration table.
+        evaluation: samples to verify on.
+        calib_sha256: of the calibration data or table.
+    """
+
+    recipe: QuantRecipe
+    profiles: ProfileSet
+    batch: BatchRange
+    calibration: Dataset | None
+    table: CalibrationTable | None
+    evaluation: Dataset | None
+    calib_sha256: str | None
+
+
+def gather_inputs(
+    spec: BuildSpec, specs: Sequence[TensorSpec], model_sha256: str, warn: Callable[[str], None]
+) -> BuildInputs:
+    """Read and check recipe, data, table and profiles of a build.
+
+    Args:
+        spec: the build.
+        specs: the model's inputs.
+        model_sha256: a table made from another model is refused.
+        warn: takes what the user should know, such as samples shared by both data sets.
+
+    Raises:
+        InputError: something is missing or does not fit; says exactly what to give.
+    """
+    recipe = load_recipe(spec.recipe, spec.limits)
+    source = spec.calib or _find_calibration(spec.source)
+    table = None
+    data = None
+    if source is not None and str(source).endswith(".json"):
+        table = load_table(Path(source), spec.limits)
+        table.check_model(model_sha256)
+    elif source is not None and (spec.precision.int8 or spec.verify != "off"):
+        data = open_dataset(source, specs, spec.limits)
+    if spec.precision.int8 and source is None:
+        raise _missing_calibration(spec.source, specs)
+    evaluation = open_dataset(spec.eval, specs, spec.limits) if spec.eval and spec.verify != "off" else None
+    profiles = resolve_profiles(spec.profile, spec.source, specs, data or evaluation, spec)
+    batch = _batch_range(profiles.first)
+    data, evaluation = (_fit_to_profiles(dataset, profiles, batch) for dataset in (data, evaluation))
+    calibration, evaluation = _split(data, evaluation, spec, warn)
+    return BuildInputs(
+        recipe=recipe,
+        profiles=profiles,
+        batch=batch,
+        calibration=calibration if spec.precision.int8 else None,
+        table=table if spec.precision.int8 else None,
+        evaluation=evaluation,
+        calib_sha256=data.sha256 if data else (fingerprint(table.to_json()) if table else None),
+    )
+
+
+def resolve_profiles(
+    given: str | None, model: Path, specs: Sequence[TensorSpec], data: Dataset | None, spec: BuildSpec
+) -> ProfileSet:
+    """Profiles from the file given or found, else static shapes, else the data's shapes.
+
+    Raises:
+        InputError: an open dimension that none of them gives; the message holds the YAML to fill in.
+    """
+    if given is not None and not Path(given).exists() and given in shipped_files("profiles"):
+        return load_profiles(shipped_files("profiles")[given], specs, spec.limits)
+    path = Path(given) if given is not None else _find(model, "profiles", f"{model.stem}.yaml")
+    if path is not None:
+        return load_profiles(path, specs, spec.limits)
+    if data is not None and any(item.is_dynamic for item in specs):
+        return profiles_from_data(data.batch_shapes(CALIBRATION_BATCH), specs)
+    return static_profiles(specs)
+
+
+def _find(model: Path, folder: str, name: str) -> Path | None:
+    for base in (model.parent, Path()):
+        path = base / folder / name
+        if path.exists():
+            return path
+    return None
+
+
+def _find_calibration(model: Path) -> Path | None:
+    """The data or table that the conventions name.
+
+    Raises:
+        InputError: both are there.
+    """
+    for base in (model.parent, Path()):
+        found = [base / "calibration" / f"{model.stem}{suffix}" for suffix in (".npz", ".json")]
+        found = [path for path in found if path.exists()]
+        if len(found) == 2:
+            raise InputError(
+                f"both {found[0]} and {found[1]} exist",
+                "one holds data to calibrate on, the other a finished calibration table",
+                "choose one with --calib, or remove the other",
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def _missing_calibration(model: Path, specs: Sequence[TensorSpec]) -> InputError:
+    names = "; ".join(item.describe() for item in specs)
+    return InputError(
+        "--int8 needs calibration data, and there is none",
+        f"looked for calibration/{model.stem}.npz and calibration/{model.stem}.json beside the model and in the "
+        "working directory; scales are never made up",
+        f"save a hundred or more real samples with numpy.savez, one array per input, first axis = samples ({names}), "
+        f"as calibration/{model.stem}.npz or give them with --calib",
+    )
+
+
+def _batch_range(profile: Profile) -> BatchRange:
+    for shape in profile.inputs.values():
+        if shape.opt:
+            return BatchRange(max(1, shape.min[0]), max(1, shape.opt[0]), max(1, shape.max[0]))
+    return BatchRange(1, 1, 1)
+
+
+def _fit_to_profiles(dataset: Dataset | None, profiles: ProfileSet, batch: BatchRange) -> Dataset | None:
+    """The dataset cut into batches that the engine takes.
+
+    Raises:
+        InputError: a sample lies outside every profile, or there are too few for the smallest batch.
+    """
+    if dataset is None:
+        return None
+    dataset = dataclasses.replace(dataset, smallest_batch=batch.min)
+    ran = 0
+    for part in dataset.batches(batch.opt):
+        ran += len(part)
+        shapes = {name: feed.shape for name, feed in part.feeds.items()}
+        if any(all(p.inputs[name].contains(shape) for name, shape in shapes.items()) for p in profiles.profiles):
+            continue
+        outside = [name for name in shapes if not profiles.first.inputs[name].contains(shapes[name])]
+        span = profiles.first.inputs[outside[0]]
+        raise InputError(
+            f"data {dataset.source} lies outside the optimisation profile",
+            f"input '{outside[0]}' has shape {list(shapes[outside[0]])}; profile '{profiles.first.name}' spans "
+            f"{list(span.min)} to {list(span.max)}",
+            "widen the profile, or crop the data",
+        )
+    if ran == 0:
+        raise InputError(
+            f"data {dataset.source} has too few samples",
+            f"it has {len(dataset)}; the smallest batch of the profile is {batch.min}",
+            "give more samples, or lower the profile's min",
+        )
+    return dataset
+
+
+def _split(
+    data: Dataset | None, evaluation: Dataset | None, spec: BuildSpec, warn: Callable[[str], None]
+) -> tuple[Dataset | None, Dataset | None]:
+    """Calibration and evaluation samples."""
+    if data is None or spec.verify == "off":
+        return data, None
+    if evaluation is not None:
+        shared = len(data.sample_hashes() & evaluation.sample_hashes())
+        if shared:
+            warn(f"{shared} samples are in both the calibration and the evaluation data; accuracy may look too good")
+        return data, evaluation
+    held_out = max(MIN_HELD_OUT, len(data) // 5)
+    if len(data) - held_out < 1:
+        warn(f"only {len(data)} samples: too few to hold any out, so calibration and verification share them")
+        return data, data
+    return data.view(0, len(data) - held_out), data.view(len(data) - held_out, len(data))

@@ -1,0 +1,253 @@
+"""`manifest.json`: everything that was decided and measured while an artifact was made (schema version 1).
+
+Equal inputs give an equal manifest outside `timings_s` and `environment` (and the engine's own hash: builders promise
+no bit-identical engines).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from trtforge.errors import InputError
+from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.parity import OutputParity
+from trtforge.textfile import FileModel, parse_json, read_text, validate
+
+MANIFEST_NAME = "manifest.json"
+
+
+class ModelInfo(FileModel):
+    """The source model; `sha256` covers its external data."""
+
+    name: str
+    sha256: str
+
+
+class BackendInfo(FileModel):
+    """The builder."""
+
+    name: str
+    version: str
+
+
+class KeptFloatEntry(FileModel):
+    """A node that INT8 was asked for and that stayed float, or one that stayed fp32 in an fp16 build, and why."""
+
+    node: str
+    reason: str
+
+
+class PrecisionInfo(FileModel):
+    """What was asked for and what the compiled plan does.
+
+    Attributes:
+        requested: e.g. "int8" (the rest in fp16), "int8+bf16", "fp32".
+        nodes: number of weighted nodes by the type that both operands have in the plan.
+        gemm_flops_fraction: share of the weighted nodes' FLOPs at the first profile's opt, by that type; empty when
+            the plan could not be read.
+        attention_flops_fraction: the same for batched MatMuls of two activations.
+        kept_float: nodes that stayed float, by ONNX node name.
+    """
+
+    requested: str
+    nodes: dict[str, int]
+    gemm_flops_fraction: dict[str, float]
+    attention_flops_fraction: dict[str, float]
+    kept_float: tuple[KeptFloatEntry, ...]
+
+
+class FusionEntry(FileModel):
+    """A region that was rewritten; named by its first node."""
+
+    region: str
+    pattern: str
+    lowered_to: str
+
+
+class NearMissEntry(FileModel):
+    """A region that nearly matched a pattern: where it stopped, and why."""
+
+    pattern: str
+    node: str
+    reason: str
+
+
+class PlanTensor(FileModel):
+    """An operand of a kernel; -1 marks a dynamic dim."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class PlanLayerEntry(FileModel):
+    """One kernel of the engine."""
+
+    name: str
+    type: str
+    inputs: tuple[PlanTensor, ...]
+    outputs: tuple[PlanTensor, ...]
+    onnx_nodes: tuple[str, ...]
+
+
+class PlanInfo(FileModel):
+    """The engine's layer table as the builder logged it.
+
+    Attributes:
+        kernels: number of kernel launches.
+        gemm: number of GEMM and convolution kernels by operand type.
+        fused_attention: number of fused attention kernels.
+        layers: one entry per row of the table.
+        unreadable: why the table could not be read; None when it was.
+    """
+
+    kernels: int
+    gemm: dict[str, int]
+    fused_attention: int
+    layers: tuple[PlanLayerEntry, ...]
+    unreadable: str | None = None
+
+
+class RangeInfo(FileModel):
+    """min, opt and max of one input's shape or values."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+class ProfileInfo(FileModel):
+    """One optimisation profile."""
+
+    name: str
+    inputs: dict[str, RangeInfo]
+    values: dict[str, RangeInfo] = pydantic.Field(default_factory=dict)
+
+
+class IoInfo(FileModel):
+    """An input or output of the engine."""
+
+    name: str
+    mode: Literal["input", "output"]
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+
+
+class CalibrationInfo(FileModel):
+    """How activation ranges were found; `sha256` is the data's, or the table's when one was given."""
+
+    method: str
+    samples: int
+    sha256: str
+    amax: dict[str, float]
+
+
+class BatchParity(FileModel):
+    """Figures at one batch size."""
+
+    batch: int
+    samples: int
+    outputs: dict[str, OutputParity]
+
+
+class NodeError(FileModel):
+    """A node's own error against the fp32 reference, for finding what costs accuracy."""
+
+    node: str
+    sqnr_db: float | None
+
+
+class ParityInfo(FileModel):
+    """Accuracy of the artifact.
+
+    Attributes:
+        reference: what the outputs were compared with.
+        candidate: what was run: "the built graph in ONNX Runtime" or "the engine on a GPU".
+        verified: False when nothing was compared.
+        passed: every output met the budget at every batch size; None when not verified.
+        budget: the mean cosine to reach.
+        samples: number of samples compared.
+        data_sha256: fingerprint of the evaluation data.
+        outputs: figures at the opt batch.
+        batches: the same at every batch size that was run.
+        before_qdq: figures of the same graph without Q/DQ, so that each step's loss shows.
+        metrics: top1 and the user's metric: name -> {"fp32", "before_qdq", "candidate"} -> value.
+        worst_nodes: filled when the budget was missed, worst first.
+        note: why nothing was compared.
+    """
+
+    reference: str
+    candidate: str
+    verified: bool
+    passed: bool | None
+    budget: float
+    samples: int = 0
+    data_sha256: str | None = None
+    outputs: dict[str, OutputParity] = pydantic.Field(default_factory=dict)
+    batches: tuple[BatchParity, ...] = ()
+    before_qdq: dict[str, OutputParity] = pydantic.Field(default_factory=dict)
+    metrics: dict[str, dict[str, float]] = pydantic.Field(default_factory=dict)
+    worst_nodes: tuple[NodeError, ...] = ()
+    note: str | None = None
+
+
+class FileInfo(FileModel):
+    """One file of the artifact."""
+
+    sha256: str
+    bytes: int
+
+
+class Manifest(FileModel):
+    """The content of `manifest.json`."""
+
+    schema_version: Literal[1] = 1
+    trtforge_version: str
+    inputs_sha256: str
+    model: ModelInfo
+    backend: BackendInfo
+    targets: tuple[str, ...]
+    precision: PrecisionInfo
+    fusion: tuple[FusionEntry, ...]
+    near_misses: tuple[NearMissEntry, ...]
+    plan: PlanInfo
+    profiles: tuple[ProfileInfo, ...]
+    io: tuple[IoInfo, ...]
+    calibration: CalibrationInfo | None
+    parity: ParityInfo
+    lint: tuple[dict[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+    files: dict[str, FileInfo]
+    timings_s: dict[str, float]
+    environment: dict[str, Any]
+
+    def to_json(self) -> str:
+        """The text of the file: stable key order, one trailing newline."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def load_manifest(directory: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
+    """The manifest of an artifact.
+
+    Raises:
+        InputError: not an artifact, or a manifest that does not hold.
+    """
+    path = directory / MANIFEST_NAME
+    if not path.is_file():
+        raise InputError(
+            f"{directory} is not a trtforge artifact",
+            f"it has no {MANIFEST_NAME}",
+            "give the folder that `trtforge build` wrote",
+        )
+    value = parse_json(read_text(path, "manifest", limits), str(path))
+    if isinstance(value, dict) and value.get("schema_version") != 1:
+        raise InputError(
+            f"{path} has schema version {value.get('schema_version')!r}",
+            "this trtforge reads version 1",
+            "use the trtforge that made the artifact, or build it again",
+        )
+    return validate(Manifest, value, str(path))

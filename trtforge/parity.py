@@ -1,0 +1,174 @@
+"""How far a candidate's outputs are from the reference's: streaming, numpy only.
+
+Per sample, over the flattened output: cosine = <r, c> / (|r| |c|).
+Over all samples: SQNR = 10 log10(sum r^2 / sum (r - c)^2).
+Positions where `attention_mask` is 0 are left out of outputs shaped [batch, sequence, ...]. Integer and bool outputs
+use the share of equal elements in the place of the cosine. Positions where the reference itself is not finite are
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from trtforge.textfile import FileModel
+
+MASK_INPUT = "attention_mask"
+# DESIGN 5: the mean cosine that a build must reach unless --budget says otherwise.
+DEFAULT_BUDGETS = {"int8": 0.97, "fp16": 0.999, "bf16": 0.999, "fp32": 0.9999}
+
+
+class OutputParity(FileModel):
+    """Figures of one output.
+
+    Attributes:
+        cosine: mean over samples.
+        cosine_min: the worst sample.
+        sqnr_db: signal to quantization-noise ratio in dB; None when the outputs are equal or not floating point.
+        max_abs_error: largest absolute difference.
+        nan: the candidate has NaN or Inf where the reference has none.
+    """
+
+    cosine: float
+    cosine_min: float
+    sqnr_db: float | None
+    max_abs_error: float
+    nan: bool
+
+
+class _OutputState:
+    """Sums over the samples seen so far of one output."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.cosine_sum = 0.0
+        self.cosine_min = math.inf
+        self.signal = 0.0
+        self.noise = 0.0
+        self.max_abs_error = 0.0
+        self.nan = False
+
+    def add_sample(self, reference: np.ndarray, candidate: np.ndarray) -> None:
+        """Add one sample; both flat and of one size."""
+        if reference.dtype.kind in "iub":
+            equal = float(np.mean(reference == candidate)) if reference.size else 1.0
+            self._add_cosine(equal)
+            wide = np.abs(reference.astype(np.float64) - candidate.astype(np.float64))
+            self.max_abs_error = max(self.max_abs_error, float(wide.max(initial=0.0)))
+            return
+        r = reference.astype(np.float64)
+        c = candidate.astype(np.float64)
+        valid = np.isfinite(r)
+        if not valid.all():
+            r, c = r[valid], c[valid]
+        finite = np.isfinite(c)
+        if not finite.all():
+            self.nan = True
+            c = np.where(finite, c, 0.0)
+        self._add_cosine(_cosine(r, c))
+        self.signal += float(r @ r)
+        self.noise += float((r - c) @ (r - c))
+        self.max_abs_error = max(self.max_abs_error, float(np.abs(r - c).max(initial=0.0)))
+
+    def _add_cosine(self, value: float) -> None:
+        self.samples += 1
+        self.cosine_sum += value
+        self.cosine_min = min(self.cosine_min, value)
+
+    def result(self) -> OutputParity:
+        sqnr = 10.0 * math.log10(self.signal / self.noise) if self.noise > 0 and self.signal > 0 else None
+        return OutputParity(
+            cosine=self.cosine_sum / self.samples,
+            cosine_min=self.cosine_min,
+            sqnr_db=sqnr,
+            max_abs_error=self.max_abs_error,
+            nan=self.nan,
+        )
+
+
+class ParityAccumulator:
+    """Compares batches of outputs as they come; memory does not grow with their number."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, _OutputState] = {}
+
+    def add(
+        self,
+        reference: Mapping[str, np.ndarray],
+        candidate: Mapping[str, np.ndarray],
+        feeds: Mapping[str, np.ndarray],
+    ) -> None:
+        """Add one batch.
+
+        Args:
+            reference: outputs of the reference; an output whose first axis is the batch is compared per sample,
+                any other as one sample.
+            candidate: outputs of the candidate, same names and shapes.
+            feeds: the inputs, for `attention_mask` and the batch size.
+
+        Raises:
+            ValueError: an output's shapes differ.
+        """
+        batch = next((len(feed) for feed in feeds.values() if feed.ndim), 1)
+        for name, expected in reference.items():
+            actual = candidate[name]
+            if actual.shape != expected.shape:
+                raise ValueError(f"output '{name}' has shape {actual.shape}; the reference has {expected.shape}")
+            state = self._states.setdefault(name, _OutputState())
+            if not expected.ndim or len(expected) != batch:
+                state.add_sample(expected.reshape(-1), actual.reshape(-1))
+                continue
+            mask = feeds.get(MASK_INPUT)
+            if mask is not None and (mask.ndim != 2 or mask.shape != expected.shape[:2]):
+                mask = None
+            for index in range(batch):
+                r, c = expected[index], actual[index]
+                if mask is not None:
+                    keep = mask[index] != 0
+                    r, c = r[keep], c[keep]
+                state.add_sample(r.reshape(-1), c.reshape(-1))
+
+    def result(self) -> dict[str, OutputParity]:
+        """Figures of every output seen."""
+        return {name: state.result() for name, state in self._states.items()}
+
+
+def meets_budget(outputs: Mapping[str, OutputParity], budget: float) -> bool:
+    """Whether every output is finite and its mean cosine reaches the budget."""
+    return all(not output.nan and output.cosine >= budget for output in outputs.values())
+
+
+def top1(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Share of samples whose highest score is the label's.
+
+    Args:
+        scores: [N, C].
+        labels: [N], integers.
+    """
+    return float(np.mean(scores.astype(np.float64).argmax(axis=1) == labels))
+
+
+def sqnr_db(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """Signal to quantization-noise ratio in dB; inf when equal, -inf when the candidate is not finite."""
+    r = reference.astype(np.float64).reshape(-1)
+    c = candidate.astype(np.float64).reshape(-1)
+    valid = np.isfinite(r)
+    r, c = r[valid], c[valid]
+    if not np.isfinite(c).all():
+        return -math.inf
+    noise = float((r - c) @ (r - c))
+    signal = float(r @ r)
+    if noise == 0:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _cosine(r: np.ndarray, c: np.ndarray) -> float:
+    """Cosine of two vectors; 1 when both are zero, 0 when one is."""
+    r_norm, c_norm = float(np.linalg.norm(r)), float(np.linalg.norm(c))
+    if r_norm == 0 or c_norm == 0:
+        return 1.0 if r_norm == c_norm else 0.0
+    return min(1.0, max(-1.0, float((r / r_norm) @ (c / c_norm))))

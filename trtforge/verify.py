@@ -1,0 +1,240 @@
+"""Scores of a built graph against the fp32 reference, both run in ONNX Runtime.
+
+One model is loaded at a time. The reference's outputs are spooled to disk, so that memory does not grow with the number
+of samples. All samples run at the profile's opt batch; the first few also at batch 1, where a graph that has a batch
+size baked in shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtforge.data import LABELS, Batch, Dataset, load_function
+from trtforge.errors import InputError, InternalError
+from trtforge.manifest import BatchParity, NodeError
+from trtforge.parity import ParityAccumulator, sqnr_db, top1
+from trtforge.reference import ReferenceModel
+
+# Samples that also run at batch 1, and samples that the search for the worst nodes uses.
+SMALL_BATCH_SAMPLES = 16
+WORST_NODE_SAMPLES = 8
+NUM_WORST_NODES = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A graph to score.
+
+    Attributes:
+        name: "candidate" or "before_qdq".
+        label: how progress notes call it.
+        path: its ONNX file.
+        as_written: run with graph optimisation off.
+    """
+
+    name: str
+    label: str
+    path: Path
+    as_written: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """One pass over samples at one batch size."""
+
+    dataset: Dataset
+    batch: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scores:
+    """Figures of one candidate: per run, and metric values by metric name."""
+
+    batches: tuple[BatchParity, ...]
+    metrics: dict[str, float]
+
+
+def plan_runs(dataset: Dataset, opt_batch: int, min_batch: int) -> list[Run]:
+    """All samples at the opt batch, and the first few at batch 1 (or the smallest batch that the profile allows)."""
+    runs = [Run(dataset, opt_batch)]
+    if min_batch < opt_batch:
+        stop = dataset.start + min(len(dataset), SMALL_BATCH_SAMPLES)
+        runs.append(Run(dataset.view(dataset.start, stop), min_batch))
+    return runs
+
+
+def score(
+    reference: Path,
+    candidates: Sequence[Candidate],
+    runs: Sequence[Run],
+    metric: str | None,
+    work: Path,
+    report: Callable[[str], None],
+) -> dict[str, Scores]:
+    """Score the candidates, and the reference itself for the metrics.
+
+    Args:
+        reference: the source model, in its own precision.
+        candidates: graphs with the same inputs and outputs.
+        runs: the first one gives the metrics.
+        metric: the user's `module:function(outputs, reference, feeds)`, which returns a number or a dictionary of
+            them; all three arguments are dictionaries of arrays over all samples.
+        work: a folder for the reference's outputs.
+        report: takes progress notes.
+
+    Returns:
+        Scores by candidate name, and "fp32" for the reference (no batches, metrics only).
+
+    Raises:
+        InputError: ONNX Runtime cannot run one of them, outputs differ in shape, or the metric fails.
+    """
+    function = load_function(metric, "metric") if metric else None
+    spools = [_Spool(work / f"reference-{index}") for index in range(len(runs))]
+    exact = _Meter(function)
+    with ReferenceModel(reference) as model:
+        for run, spool in zip(runs, spools, strict=True):
+            for batch in _with_progress(run, "fp32 reference", report):
+                outputs = model.run(batch.feeds)
+                spool.append(outputs)
+                if run is runs[0]:
+                    exact.add(batch, outputs)
+    result = {"fp32": Scores((), exact.result(exact))}
+    for candidate in candidates:
+        result[candidate.name] = _score_one(candidate, runs, spools, exact, report)
+    return result
+
+
+def find_worst_nodes(
+    reference: Path, candidate: Path, outputs_of: Mapping[str, str], dataset: Dataset, batch: int
+) -> tuple[NodeError, ...]:
+    """The nodes whose own output is furthest from the fp32 graph's, worst first.
+
+    Args:
+        reference: the fp32 graph that has the same tensor names.
+        candidate: the built graph.
+        outputs_of: output tensor by node name.
+        dataset: a few of its samples are run.
+        batch: batch size to run them at.
+    """
+    few = dataset.view(dataset.start, dataset.start + min(len(dataset), WORST_NODE_SAMPLES))
+    taps = list(outputs_of.values())
+    worst = dict.fromkeys(outputs_of, math.inf)
+    with ReferenceModel(reference, taps=taps) as exact, ReferenceModel(candidate, taps=taps, as_written=True) as built:
+        for chunk in few.batches(batch):
+            expected, actual = exact.run(chunk.feeds), built.run(chunk.feeds)
+            for node, tensor in outputs_of.items():
+                worst[node] = min(worst[node], sqnr_db(expected[tensor], actual[tensor]))
+    ranked = sorted(worst.items(), key=lambda item: item[1])[:NUM_WORST_NODES]
+    return tuple(NodeError(node=node, sqnr_db=value if math.isfinite(value) else None) for node, value in ranked)
+
+
+def _score_one(
+    candidate: Candidate, runs: Sequence[Run], spools: Sequence[_Spool], exact: _Meter, report: Callable[[str], None]
+) -> Scores:
+    """Figures of one candidate against the spooled outputs of the reference."""
+    meter = _Meter(exact.function)
+    batches = []
+    with ReferenceModel(candidate.path, as_written=candidate.as_written) as model:
+        for run, spool in zip(runs, spools, strict=True):
+            accumulator = ParityAccumulator()
+            for batch, expected in zip(_with_progress(run, candidate.label, report), spool.read(), strict=True):
+                actual = model.run(batch.feeds)
+                try:
+                    accumulator.add(expected, actual, batch.feeds)
+                except (ValueError, KeyError) as err:
+                    raise InternalError(
+                        f"the {candidate.label} does not match the source model",
+                        str(err),
+                        "report this model: a graph pass changed its outputs",
+                    ) from err
+                if run is runs[0]:
+                    meter.add(batch, actual)
+            batches.append(BatchParity(batch=run.batch, samples=len(run.dataset), outputs=accumulator.result()))
+    return Scores(tuple(batches), meter.result(exact))
+
+
+def _with_progress(run: Run, label: str, report: Callable[[str], None]) -> Iterator[Batch]:
+    done = 0
+    for batch in run.dataset.batches(run.batch):
+        yield batch
+        done += len(batch)
+        report(f"{label}, batch {run.batch}: {done} of {len(run.dataset)} samples")
+
+
+class _Spool:
+    """Outputs of a model on disk, one array after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names: list[list[str]] = []
+        path.write_bytes(b"")
+
+    def append(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Add the outputs of one batch."""
+        self._names.append(list(outputs))
+        with self._path.open("ab") as file:
+            for array in outputs.values():
+                np.save(file, array, allow_pickle=False)
+
+    def read(self) -> Iterator[dict[str, np.ndarray]]:
+        """The outputs of every batch, in order."""
+        with self._path.open("rb") as file:
+            for names in self._names:
+                yield {name: np.load(file, allow_pickle=False) for name in names}
+
+
+class _Meter:
+    """top1 from labels, batch by batch, and the user's metric, for which all outputs are kept."""
+
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        self.function = function
+        self._hits = 0.0
+        self._labelled = 0
+        self._outputs: list[Mapping[str, np.ndarray]] = []
+        self._feeds: list[Mapping[str, np.ndarray]] = []
+
+    def add(self, batch: Batch, outputs: Mapping[str, np.ndarray]) -> None:
+        """Add one batch of a model's outputs."""
+        scores = next(iter(outputs.values()))
+        if batch.labels is not None and scores.ndim == 2 and len(scores) == len(batch):
+            self._hits += top1(scores, batch.labels) * len(batch)
+            self._labelled += len(batch)
+        if self.function is not None:
+            self._outputs.append(outputs)
+            labels = {} if batch.labels is None else {LABELS: batch.labels}
+            self._feeds.append({**batch.feeds, **labels})
+
+    def result(self, reference: _Meter) -> dict[str, float]:
+        """Metric values by name; `reference` holds the fp32 outputs of the same batches."""
+        values = {"top1": self._hits / self._labelled} if self._labelled else {}
+        if self.function is None:
+            return values
+        arguments = [_concatenate(part) for part in (self._outputs, reference._outputs, self._feeds)]
+        try:
+            found = self.function(*arguments)
+            named = found if isinstance(found, Mapping) else {"metric": found}
+            values |= {str(name): float(value) for name, value in named.items()}
+        except Exception as err:
+            raise InputError(
+                "the metric function failed",
+                f"{type(err).__name__}: {err}",
+                "it takes (outputs, reference, feeds), dictionaries of arrays, and returns a number or a dictionary",
+            ) from err
+        if not all(math.isfinite(value) for value in values.values()):
+            raise InputError("the metric function returned NaN or Inf", f"got {values}", "return finite numbers")
+        return values
+
+
+def _concatenate(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    try:
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    except ValueError as err:
+        raise InputError(
+            "--metric needs batches of one shape", str(err), "pad the evaluation data to one shape"
+        ) from err

@@ -1,0 +1,135 @@
+"""Linear-time edits of an onnx-graphsurgeon graph.
+
+A tensor object is shared by all its readers, those in subgraphs included, and knows them (`tensor.outputs`) and its
+producer (`tensor.inputs`). onnx-graphsurgeon keeps both sides in step by comparing whole nodes, which is quadratic for
+a tensor with many readers; the functions here set both sides themselves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+import onnx_graphsurgeon as gs
+
+from trtforge.errors import InternalError
+
+
+def subgraphs_of(node: gs.Node) -> list[gs.Graph]:
+    """The graphs that a node holds directly (If, Loop, Scan)."""
+    return [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
+
+
+def all_graphs(graph: gs.Graph) -> Iterator[gs.Graph]:
+    """A graph, then every graph nested in it, outer before inner, in node order."""
+    pending = [graph]
+    while pending:
+        current = pending.pop()
+        yield current
+        nested = [inner for node in current.nodes for inner in subgraphs_of(node)]
+        pending.extend(reversed(nested))
+
+
+def all_nodes(graph: gs.Graph) -> Iterator[gs.Node]:
+    """Every node of a graph, subgraphs included."""
+    for current in all_graphs(graph):
+        yield from current.nodes
+
+
+def replace_uses(old: gs.Tensor, new: gs.Tensor) -> int:
+    """Make every reader of one tensor read another; lists of graph outputs are left alone.
+
+    Returns:
+        How many node inputs changed.
+    """
+    num_changed = 0
+    readers = list({id(node): node for node in old.outputs}.values())
+    for node in readers:
+        for index, tensor in enumerate(node.inputs):
+            if tensor is old:
+                list.__setitem__(node.inputs, index, new)
+                list.append(new.outputs, node)
+                num_changed += 1
+    list.clear(old.outputs)
+    return num_changed
+
+
+def remove_nodes(graph: gs.Graph, is_removed: Callable[[gs.Node], bool]) -> int:
+    """Take nodes out of a graph and its subgraphs, and out of their tensors' lists.
+
+    Returns:
+        How many were removed.
+    """
+    removed: set[int] = set()
+    touched: dict[int, gs.Tensor] = {}
+    for current in list(all_graphs(graph)):
+        kept = []
+        for node in current.nodes:
+            if not is_removed(node):
+                kept.append(node)
+                continue
+            # What a removed If or Loop holds goes with it.
+            for gone in [node, *(inner for sub in subgraphs_of(node) for inner in all_nodes(sub))]:
+                removed.add(id(gone))
+                touched.update((id(tensor), tensor) for tensor in [*gone.inputs, *gone.outputs])
+        if len(kept) < len(current.nodes):
+            current.nodes = kept
+    for tensor in touched.values():
+        for users in (tensor.inputs, tensor.outputs):
+            list.__setitem__(users, slice(None), [node for node in users if id(node) not in removed])
+    return len(removed)
+
+
+def remove_dead_nodes(graph: gs.Graph) -> int:
+    """Remove nodes that contribute to no output, subgraphs included; graph inputs stay.
+
+    Returns:
+        How many were removed.
+    """
+    live: set[int] = set()
+    seen: set[int] = set()
+    pending: list[gs.Tensor] = list(graph.outputs)
+    while pending:
+        tensor = pending.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        for node in tensor.inputs:
+            if id(node) not in live:
+                live.add(id(node))
+                pending.extend(node.inputs)
+                for inner in subgraphs_of(node):
+                    pending.extend(inner.outputs)
+    return remove_nodes(graph, lambda node: id(node) not in live)
+
+
+def sort_nodes(graph: gs.Graph) -> None:
+    """Order nodes so that each comes after its producers and otherwise stays where it was, subgraphs included.
+
+    Raises:
+        InternalError: the graph has a cycle.
+    """
+    for current in all_graphs(graph):
+        index_of = {id(node): index for index, node in enumerate(current.nodes)}
+        missing = [0] * len(current.nodes)
+        users: list[list[int]] = [[] for _ in current.nodes]
+        for index, node in enumerate(current.nodes):
+            reads = [*node.inputs, *(t for sub in subgraphs_of(node) for n in all_nodes(sub) for t in n.inputs)]
+            needs = {index_of[id(p)] for tensor in reads for p in tensor.inputs if id(p) in index_of}
+            missing[index] = len(needs)
+            for need in needs:
+                users[need].append(index)
+        ready = [index for index, count in enumerate(missing) if count == 0]
+        order = []
+        while ready:
+            index = heapq.heappop(ready)
+            order.append(current.nodes[index])
+            for user in users[index]:
+                missing[user] -= 1
+                if missing[user] == 0:
+                    heapq.heappush(ready, user)
+        if len(order) < len(current.nodes):
+            raise InternalError(
+                f"graph {current.name!r} has a cycle", "a pass connected nodes wrongly", "report the model"
+            )
+        current.nodes = order

@@ -1,0 +1,246 @@
+"""Read an ONNX model that nobody vouches for.
+
+Order matters: size, then parsing, then every rule of validate.py and storage.py over the whole model, and only then is
+any weight touched. Afterwards the protobuf is dropped, so that the model's bytes are held once: inline weights as
+read-only arrays, external ones as maps of their files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from trtforge.errors import InputError
+from trtforge.graph.edit import all_graphs
+from trtforge.graph.protos import all_tensors, find_damaged_text
+from trtforge.graph.sparse import densify
+from trtforge.graph.storage import array_from_tensor, check_tensor, external_range
+from trtforge.graph.validate import DEFAULT_DOMAINS, check_model
+from trtforge.limits import DEFAULT_LIMITS, Limits
+
+# Protobuf cannot parse a message of 2 GiB or more.
+_PROTOBUF_BYTES = 2**31 - 1
+
+_KNOWN_FORMATS = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"PK\x03\x04", "a zip archive (PyTorch .pt and .pt2, numpy .npz)"),
+    (b"\x80", "a Python pickle"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x93NUMPY", "a numpy array"),
+    (b"ftrt", "a TensorRT engine"),
+    (b"version https://git-lfs", "a Git LFS pointer: the model itself was not downloaded"),
+)
+"""First bytes of what is most often given in place of an ONNX model."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as it was read.
+
+    Attributes:
+        graph: the graph; its constants are read-only arrays.
+        name: the file's stem.
+        sha256: over the ONNX file, then each external data file with its location, in order of location.
+        opset: version of the default domain.
+        ir_version: of the file; 0 where it states none.
+    """
+
+    graph: gs.Graph
+    name: str
+    sha256: str
+    opset: int
+    ir_version: int
+
+
+def load_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> LoadedModel:
+    """Read an ONNX file with its external data.
+
+    Args:
+        path: the `.onnx` file; external data is read from its folder only.
+        limits: bounds on size, nodes and dims.
+
+    Raises:
+        InputError: anything that the file breaks; see validate.py and storage.py for the rules.
+    """
+    data = _read_file(path, limits)
+    model = _parse(data, path)
+    digest = hashlib.sha256(data)
+    del data
+    damaged = find_damaged_text(model)
+    if damaged:
+        raise InputError(
+            f"{path} holds text that is not UTF-8", damaged, "the file is damaged: export or download it again"
+        )
+    opset = check_model(model, str(path), limits)
+    files = _check_tensors(model, path, limits)
+    densify(model, limits)
+    graph = graph_from_model(model, path.parent)
+    for location in sorted(files):
+        digest.update(f"\0{location}\0".encode())
+        with files[location].open("rb") as file:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
+    return LoadedModel(graph, path.stem, digest.hexdigest(), opset, model.ir_version)
+
+
+def graph_from_model(
+    model: onnx.ModelProto, folder: Path = Path(), weights: Mapping[str, np.ndarray[Any, Any]] | None = None
+) -> gs.Graph:
+    """A graph whose constants are arrays and which keeps no reference to the model.
+
+    Args:
+        model: one that passed the checks; its memory is free once the caller drops it.
+        folder: where its external data is.
+        weights: values of tensors that have no data in the model, by name.
+
+    Raises:
+        InputError: onnx-graphsurgeon cannot represent it.
+    """
+    try:
+        with G_LOGGER.suppress(G_LOGGER.CRITICAL + 1):
+            graph = gs.import_onnx(model)
+    except Exception as err:
+        # onnx-graphsurgeon raises KeyError, TypeError, its own and others on a damaged model.
+        raise InputError(
+            "the model cannot be read as a graph", f"{type(err).__name__}: {err}", "export the model again"
+        ) from err
+    imports = [
+        onnx.helper.make_opsetid("" if entry.domain in DEFAULT_DOMAINS else entry.domain, entry.version)
+        for entry in model.opset_import
+    ]
+    for holder in [*all_graphs(graph), *graph.functions]:
+        holder.import_domains = [onnx.helper.make_opsetid(entry.domain, entry.version) for entry in imports]
+    for function, source in zip(graph.functions, model.functions, strict=True):
+        if source.opset_import:
+            function.import_domains = [onnx.helper.make_opsetid(e.domain, e.version) for e in source.opset_import]
+    for constant in _stored_constants(graph):
+        tensor = constant._values.tensor
+        constant.data_location = None
+        if weights is not None and constant.name in weights:
+            constant.values = weights[constant.name]
+        elif tensor.data_type == onnx.TensorProto.STRING:
+            constant.values = LazyValues(onnx.TensorProto.FromString(tensor.SerializeToString()))
+        else:
+            is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+            place = f"tensor {constant.name!r}"
+            constant.values = array_from_tensor(tensor, external_range(tensor, place, folder) if is_external else None)
+    return graph
+
+
+def _stored_constants(graph: gs.Graph) -> Iterator[gs.Constant]:
+    """Every constant that still refers to the protobuf."""
+    for holder in [*all_graphs(graph), *graph.functions]:
+        for node in holder.nodes:
+            for value in [*node.inputs, *node.attrs.values()]:
+                if isinstance(value, gs.Constant) and isinstance(value._values, LazyValues):
+                    yield value
+        for value in holder.outputs:
+            if isinstance(value, gs.Constant) and isinstance(value._values, LazyValues):
+                yield value
+
+
+def _read_file(path: Path, limits: Limits) -> bytes:
+    if path.is_dir():
+        raise InputError(f"{path} is a directory", "an ONNX file was expected", "give the .onnx file in it")
+    if not path.exists():
+        raise InputError(f"model {path} does not exist", "no such file", "check the path")
+    try:
+        size = path.stat().st_size
+        bound = min(limits.model_bytes, _PROTOBUF_BYTES)
+        if size > bound:
+            raise InputError(
+                f"{path} is too large",
+                f"it has {size} bytes; the limit is {bound}",
+                f"raise it with --limit model_bytes={size}"
+                if size <= _PROTOBUF_BYTES
+                else "save the model with external data: one ONNX file ends at 2 GiB",
+            )
+        if not path.is_file():
+            raise InputError(f"{path} is not a regular file", "an ONNX file was expected", "check the path")
+        return path.read_bytes()
+    except OSError as err:
+        raise InputError(f"model {path} cannot be read", err.strerror or str(err), "check the file") from err
+
+
+def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+    if not data:
+        raise InputError(f"{path} is empty", "it has 0 bytes", "export or download it again")
+    model = onnx.ModelProto()
+    reason = ""
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, RuntimeError) as err:
+        reason = str(err)
+    if not reason and (model.HasField("graph") or model.opset_import):
+        return model
+    if _is_cut_off(data):
+        raise InputError(
+            f"{path} is a truncated ONNX file",
+            f"it ends inside a field at byte {len(data)}",
+            "export or download it again",
+        )
+    known = next((name for magic, name in _KNOWN_FORMATS if data.startswith(magic)), "")
+    raise InputError(
+        f"{path} is not an ONNX file",
+        f"it looks like {known}" if known else f"its content is no ONNX model{f' ({reason})' if reason else ''}",
+        "give an .onnx file",
+    )
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """True when the top level reads as ModelProto fields up to one that is longer than the file."""
+    wire_types = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+    position, num_fields = 0, 0
+    while position < len(data):
+        key, position = _read_varint(data, position)
+        if wire_types.get(key >> 3) != key & 7:
+            return False
+        value, position = _read_varint(data, position)
+        position += value if key & 7 == 2 else 0
+        num_fields += 1
+    return position > len(data) and num_fields > 1
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A protobuf varint and the position after it; past the end it counts as cut off."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            return value, len(data) + 1
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+    return value, position
+
+
+def _check_tensors(model: onnx.ModelProto, path: Path, limits: Limits) -> dict[str, Path]:
+    """Check every stored tensor; gives the external files by location."""
+    files: dict[str, Path] = {}
+    for place, tensor in all_tensors(model):
+        check_tensor(tensor, place, limits)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            files[location] = external_range(tensor, place, path.parent).file
+    num_bytes = math.fsum([path.stat().st_size, *(file.stat().st_size for file in set(files.values()))])
+    if num_bytes > limits.model_bytes:
+        raise InputError(
+            f"{path} is too large together with its external data",
+            f"they have {num_bytes:.0f} bytes; the limit is {limits.model_bytes}",
+            f"raise it with --limit model_bytes={num_bytes:.0f}",
+        )
+    return files

@@ -1,0 +1,305 @@
+"""The only place that calls onnx's C++ on a model: its inliner, version converter and shape inference.
+
+They can crash on a damaged model, so the functions of `SERVICE` run in a child process; `OnnxNative` is the other end.
+Models cross without their weights (save.py), as bytes. One child serves all calls of one pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnx
+from onnx import inliner, shape_inference, version_converter
+
+from trtforge.errors import InputError
+from trtforge.graph.protos import Body, all_bodies, all_nodes, child_graphs
+from trtforge.graph.symbolic import resolve_shapes
+from trtforge.graph.validate import DEFAULT_DOMAINS
+from trtforge.isolation import Child
+
+Meta = dict[str, Any]
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# The one domain whose local functions are kept: the plugin that replaces one needs its node.
+PLUGIN_DOMAIN = "trtforge"
+# The converter knows only registered ops; nodes of other domains pass through it unchanged.
+_PARKED_DOMAIN = "trtforge.parked"
+# Seconds; a 20,000-node model takes under 5.
+_TIMEOUT_S = 600.0
+# Bytes of address space; models come here without weights, and one of 20,000 nodes takes under 100 MB.
+_GROWTH_BYTES = 2**30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model after inlining and conversion.
+
+    Attributes:
+        model: with inferred types.
+        num_inlined: local functions that were inlined.
+        num_qdq: QuantizeLinear and DequantizeLinear nodes after inlining, before conversion.
+        conversion_error: why the opset could not be changed; "" where it was, or needed not be.
+        inference_error: why types could not be inferred; "" where they were.
+    """
+
+    model: onnx.ModelProto
+    num_inlined: int
+    num_qdq: int
+    conversion_error: str
+    inference_error: str
+
+
+class OnnxNative:
+    """onnx's C++ functions in a child process; a context manager.
+
+    A crash or hang raises ChildDiedError with the name of the step.
+    """
+
+    def __init__(self) -> None:
+        self._child = Child("trtforge.graph.native:SERVICE", purpose="ONNX model reading")
+        self._follows_values = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.close()
+
+    def prepare(self, model: onnx.ModelProto, opset: int) -> PreparedModel:
+        """Inline local functions (not those of trtforge's plugins), raise the opset, infer types."""
+        meta, prepared = self._call("prepare", model, {"opset": opset})
+        self._follows_values = meta["follows_values"]
+        return PreparedModel(
+            prepared, meta["num_inlined"], meta["num_qdq"], meta["conversion_error"], meta["inference_error"]
+        )
+
+    def infer(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """The model with inferred types; unchanged where inference fails."""
+        return self._call("infer", model, {"follows_values": self._follows_values})[1]
+
+    def resolve_shapes(
+        self, model: onnx.ModelProto, input_shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, tuple[int, ...]]:
+        """Concrete shapes of tensors of the top graph, for concrete input shapes."""
+        shapes = {name: list(shape) for name, shape in input_shapes.items()}
+        meta, _ = self._child.call(
+            "resolve_shapes", {"shapes": shapes}, {"model": _array_from_model(model)}, timeout_s=_TIMEOUT_S
+        )
+        return {name: tuple(shape) for name, shape in meta["shapes"].items()}
+
+    def _call(self, method: str, model: onnx.ModelProto, meta: Meta) -> tuple[Meta, onnx.ModelProto]:
+        answer, arrays = self._child.call(method, meta, {"model": _array_from_model(model)}, timeout_s=_TIMEOUT_S)
+        return answer, _model_from_array(arrays["model"])
+
+
+@contextmanager
+def open_native(given: OnnxNative | None = None) -> Iterator[OnnxNative]:
+    """A child process for the time of a `with`: the given one, which stays open, or a new one."""
+    if given is not None:
+        yield given
+        return
+    with OnnxNative() as native:
+        yield native
+
+
+def _array_from_model(model: onnx.ModelProto) -> np.ndarray[Any, Any]:
+    return np.frombuffer(model.SerializeToString(deterministic=True), np.uint8)
+
+
+def _model_from_array(array: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    model.ParseFromString(array.tobytes())
+    return model
+
+
+def _count_qdq(nodes: Iterable[onnx.NodeProto]) -> int:
+    return sum(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in nodes)
+
+
+def _prepare(meta: Meta, arrays: Arrays, report_progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
+    model = _model_from_array(arrays["model"])
+    report_progress({"phase": "inlining local functions"})
+    inlined = [(f.domain, f.name) for f in model.functions if f.domain != PLUGIN_DOMAIN]
+    if inlined:
+        try:
+            # Only the one that inlines all can convert functions of another opset.
+            if len(inlined) == len(model.functions):
+                model = inliner.inline_local_functions(model, convert_version=True)
+            else:
+                model = inliner.inline_selected_functions(model, inlined)
+        except Exception as err:
+            raise InputError(
+                "the model's local functions cannot be inlined", str(err), "export the model without local functions"
+            ) from err
+    num_qdq = _count_qdq(all_nodes(model))
+    report_progress({"phase": "converting the opset"})
+    model, conversion_error = _convert(model, meta["opset"])
+    _check_arity(model)
+    report_progress({"phase": "inferring shapes"})
+    model, answer = _infer(model, follows_values=True)
+    answer |= {"num_inlined": len(inlined), "num_qdq": num_qdq, "conversion_error": conversion_error}
+    return answer, {"model": _array_from_model(model)}
+
+
+def _convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, str]:
+    """The model at a higher opset, or the model itself and the converter's reason."""
+    current = _default_opset(model)
+    if current >= opset:
+        return model, ""
+    # The converter drops local functions.
+    functions = list(model.functions)
+    parked = [
+        node
+        for body in all_bodies(model)
+        if isinstance(body, onnx.GraphProto)
+        for node in body.node
+        if node.domain in DEFAULT_DOMAINS and _schema(node, current) is None
+    ]
+    for node in parked:
+        node.domain = _PARKED_DOMAIN
+    if parked:
+        model.opset_import.append(onnx.helper.make_opsetid(_PARKED_DOMAIN, 1))
+    try:
+        converted = version_converter.convert_version(model, opset)
+    except Exception as err:
+        # The converter raises RuntimeError, its own ConvertError, and pybind's types.
+        _unpark(model)
+        return model, str(err) or type(err).__name__
+    _unpark(converted)
+    converted.functions.extend(functions)
+    return converted, ""
+
+
+def _unpark(model: onnx.ModelProto) -> None:
+    for node in all_nodes(model):
+        if node.domain == _PARKED_DOMAIN:
+            node.domain = ""
+    imports = [entry for entry in model.opset_import if entry.domain != _PARKED_DOMAIN]
+    kept = [onnx.helper.make_opsetid(entry.domain, entry.version) for entry in imports]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def _check_arity(model: onnx.ModelProto) -> None:
+    """Refuse nodes that lack an input or output that their op requires: every pass counts on them."""
+    opset = _default_opset(model)
+    for body in all_bodies(model):
+        for node in body.node:
+            schema = _schema(node, opset)
+            if schema is None:
+                continue
+            formal = schema.inputs[: schema.min_input]
+            given = [bool(name) for name in node.input]
+            optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+            is_complete = len(given) >= schema.min_input and all(
+                name or parameter.option == optional for name, parameter in zip(given, formal, strict=False)
+            )
+            if not is_complete or len(node.output) < schema.min_output:
+                raise InputError(
+                    f"node {node.name!r} ({node.op_type}) lacks an input or output that it needs",
+                    f"it has {sum(given)} inputs and {len(node.output)} outputs; it needs "
+                    f"{schema.min_input} and {schema.min_output}",
+                    "export the model again",
+                )
+
+
+def _default_opset(model: onnx.ModelProto) -> int:
+    return int(next(entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS))
+
+
+def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
+    """The schema of a node of the default domain; None for an unknown op or another domain."""
+    if node.domain not in DEFAULT_DOMAINS:
+        return None
+    try:
+        return onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _infer(model: onnx.ModelProto, follows_values: bool) -> tuple[onnx.ModelProto, Meta]:
+    """The model with inferred types.
+
+    Types that the file declares are believed for inputs and outputs of graphs, nested ones included, and for results of
+    ops that onnx does not know.
+
+    Returns:
+        The model, with "inference_error" and whether it could follow the values of shape tensors.
+    """
+    _forget_types(model.graph)
+    declared = [
+        [onnx.ValueInfoProto.FromString(port.SerializeToString()) for port in _ports(body)]
+        for body in all_bodies(model)
+    ]
+    _limit_memory()
+    try:
+        try:
+            inferred = shape_inference.infer_shapes(model, data_prop=follows_values)
+        except MemoryError:
+            # onnx writes out the values of a constant of any size, e.g. ConstantOfShape of 10^12 elements.
+            follows_values = False
+            inferred = shape_inference.infer_shapes(model)
+    except Exception as err:
+        # InferenceError, RuntimeError and pybind's types: types are a help, not a condition.
+        return model, {"inference_error": str(err) or type(err).__name__, "follows_values": follows_values}
+    for body, ports in zip(all_bodies(inferred), declared, strict=True):
+        for info in [*body.value_info, *_ports(body)]:
+            for dim in info.type.tensor_type.shape.dim:
+                # Inference's own names for sizes that it does not know.
+                if dim.dim_param.startswith("unk__"):
+                    dim.Clear()
+        for port, stated in zip(_ports(body), ports, strict=True):
+            if stated.type.HasField("tensor_type") and stated.type.tensor_type.HasField("shape"):
+                port.CopyFrom(stated)
+    return inferred, {"inference_error": "", "follows_values": follows_values}
+
+
+def _ports(body: Body) -> list[onnx.ValueInfoProto]:
+    return [*body.input, *body.output] if isinstance(body, onnx.GraphProto) else []
+
+
+def _limit_memory() -> None:
+    """Let this process grow by no more than `_GROWTH_BYTES`, so that a hostile model ends it and nothing else."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    bound = pages * resource.getpagesize() + _GROWTH_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
+
+
+def _forget_types(graph: onnx.GraphProto) -> None:
+    opaque = {name for node in graph.node if node.domain not in DEFAULT_DOMAINS for name in node.output}
+    kept = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.value_info if v.name in opaque]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for node in graph.node:
+        for inner in child_graphs(node):
+            _forget_types(inner)
+
+
+def _infer_types(meta: Meta, arrays: Arrays, _report_progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
+    model, answer = _infer(_model_from_array(arrays["model"]), meta["follows_values"])
+    return answer, {"model": _array_from_model(model)}
+
+
+def _resolve_shapes(meta: Meta, arrays: Arrays, report_progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
+    report_progress({"phase": "resolving shapes"})
+    model = _model_from_array(arrays["model"])
+    shapes = resolve_shapes(model, {name: tuple(shape) for name, shape in meta["shapes"].items()})
+    return {"shapes": {name: list(shape) for name, shape in shapes.items()}}, {}
+
+
+SERVICE: Mapping[str, Callable[[Meta, Arrays, Callable[[Meta], None]], tuple[Meta, Arrays]]] = {
+    "prepare": _prepare,
+    "infer": _infer_types,
+    "resolve_shapes": _resolve_shapes,
+}
+"""What the child process answers."""

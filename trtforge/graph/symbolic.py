@@ -1,0 +1,150 @@
+"""Concrete shapes of a whole graph, node by node, for concrete input shapes. Runs in native.py's child process.
+
+Going through the nodes in order, everything about earlier tensors is known: their shapes, and the values of the small
+integer tensors that Shape, Gather, Concat and arithmetic compute. Each node's output types then follow from its schema
+(onnx's C++ inference for one node, given those values), so that a Reshape whose target is computed from shapes resolves
+whatever arithmetic led to it. What a schema cannot tell (subgraphs, ops of other domains) comes from the inference over
+the whole graph, with symbolic dims replaced by the inputs' sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
+
+from trtforge.graph.evaluate import EVALUABLE_OPS, count_output_elements, evaluate_node
+
+Array = np.ndarray[Any, Any]
+
+# Elements of a tensor whose values are followed: shapes, axes and masks of positions, not activations.
+_VALUE_ELEMENTS = 4096
+
+
+def resolve_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Concrete shapes by tensor name of the top graph; what cannot be known is missing.
+
+    Args:
+        model: types may be missing, weights may have no data; changed in place.
+        input_shapes: a concrete shape for each graph input.
+    """
+    bindings = _bind_inputs(model.graph, input_shapes)
+    state = _State(model)
+    try:
+        whole = shape_inference.infer_shapes(model).graph
+    except Exception:
+        # InferenceError, RuntimeError and pybind's types: node by node is then all there is.
+        whole = model.graph
+    fallback = {info.name: info.type for info in [*whole.value_info, *whole.output]}
+    for node in model.graph.node:
+        state.visit(node)
+        for name in node.output:
+            if name and state.shape_of(name) is None and name in fallback:
+                state.types[name] = _substitute(fallback[name], bindings)
+    shapes = {name: state.shape_of(name) for name in state.types}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def _bind_inputs(graph: onnx.GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Write the sizes into the graph's inputs; gives those symbolic names that mean one size everywhere."""
+    bindings: dict[str, int] = {}
+    ambiguous: set[str] = set()
+    for port in graph.input:
+        if port.name not in input_shapes:
+            continue
+        shape = port.type.tensor_type.shape
+        for dim, size in zip(shape.dim, input_shapes[port.name], strict=False):
+            if dim.dim_param and bindings.setdefault(dim.dim_param, size) != size:
+                ambiguous.add(dim.dim_param)
+        port.type.CopyFrom(helper.make_tensor_type_proto(port.type.tensor_type.elem_type, input_shapes[port.name]))
+    return {name: size for name, size in bindings.items() if name not in ambiguous}
+
+
+def _substitute(type_proto: TypeProto, bindings: Mapping[str, int]) -> TypeProto:
+    result = TypeProto()
+    result.CopyFrom(type_proto)
+    for dim in result.tensor_type.shape.dim:
+        if dim.dim_param in bindings:
+            dim.dim_value = bindings[dim.dim_param]
+    return result
+
+
+class _State:
+    """What is known of the tensors so far: types by name, and small values by name."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.types: dict[str, TypeProto] = {}
+        self.values: dict[str, Array] = {}
+        self._imports = list(model.opset_import)
+        self._versions = {entry.domain: entry.version for entry in model.opset_import}
+        self._ir_version = model.ir_version
+        for port in model.graph.input:
+            self.types[port.name] = port.type
+        for tensor in model.graph.initializer:
+            self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            self._remember(tensor)
+
+    def _remember(self, tensor: TensorProto) -> None:
+        num_elements = math.prod(tensor.dims)
+        if num_elements <= _VALUE_ELEMENTS and (tensor.HasField("raw_data") or num_elements == 0):
+            self.values[tensor.name] = numpy_helper.to_array(tensor)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The concrete shape of a tensor, if it is known."""
+        tensor_type = self.types[name].tensor_type if name in self.types else None
+        if tensor_type is None or not tensor_type.HasField("shape"):
+            return None
+        if not all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor_type.shape.dim):
+            return None
+        return tuple(dim.dim_value for dim in tensor_type.shape.dim)
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        """Learn the types, and where possible the values, of a node's outputs."""
+        if node.domain in ("", "ai.onnx"):
+            self._infer(node)
+            self._evaluate(node)
+
+    def _infer(self, node: onnx.NodeProto) -> None:
+        given = [name for name in node.input if name]
+        if any(name not in self.types for name in given):
+            return
+        data = {name: numpy_helper.from_array(self.values[name], name) for name in given if name in self.values}
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._versions.get("", 1), "")
+            inferred = shape_inference.infer_node_outputs(
+                schema,
+                node,
+                {name: self.types[name] for name in given},
+                data,
+                opset_imports=self._imports,
+                ir_version=self._ir_version,
+            )
+        except Exception:
+            # SchemaError, InferenceError, RuntimeError: an op that onnx cannot infer.
+            return
+        self.types.update(inferred)
+
+    def _evaluate(self, node: onnx.NodeProto) -> None:
+        first_shape = self.shape_of(node.input[0]) if node.input else None
+        if node.op_type in ("Shape", "Size") and first_shape is not None:
+            # The op looks only at the shape: a stand-in without memory has it.
+            inputs: list[Array | None] = [np.broadcast_to(np.float32(0), first_shape)]
+        elif node.op_type in EVALUABLE_OPS and all(name in self.values for name in node.input if name):
+            inputs = [self.values.get(name) for name in node.input]
+        else:
+            return
+        try:
+            is_small = node.op_type in ("Shape", "Size") or count_output_elements(node, inputs) <= _VALUE_ELEMENTS
+            outputs = evaluate_node(node, inputs, self._versions.get("", 1)) if is_small else []
+        except Exception:
+            # The reference implementation raises anything on inputs that do not fit; the value stays unknown.
+            return
+        for name, output in zip([name for name in node.output if name], outputs, strict=False):
+            self.values[name] = output
+            self.types[name] = helper.make_tensor_type_proto(
+                helper.np_dtype_to_tensor_dtype(output.dtype), output.shape
+            )

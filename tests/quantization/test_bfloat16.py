@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from quant_cases import graph_from_text, model_of, normal, run
+
+from trtforge.quantization.bfloat16 import emulate_bfloat16
+from trtforge.quantization.cast import cast_graph
+from trtforge.quantization.op_types import BFLOAT16
+from trtforge.quantization.placement import plan_placement
+from trtforge.quantization.qdq import insert_qdq
+from trtforge.recipe import QuantRecipe
+
+MLP = "g (float[b, 32] x) => (float[b, 16] y) { [up] h = MatMul(x, w1) r = Relu(h) [down] y = MatMul(r, w2) }"
+
+
+def cast_mlp():
+    graph = graph_from_text(MLP, w1=normal(32, 64), w2=normal(64, 16, seed=1))
+    cast_graph(graph, "bfloat16")
+    return graph
+
+
+def rounded(values):
+    return values.astype(BFLOAT16).astype(np.float32)
+
+
+def test_onnx_runtime_has_no_bfloat16_matmul_on_the_cpu():
+    with pytest.raises(Exception, match="NOT_IMPLEMENTED"):
+        run(cast_mlp(), x=normal(2, 32))
+
+
+def test_twin_rounds_weights_and_every_result_once():
+    x = normal(8, 32, seed=3)
+    hidden = np.maximum(rounded(rounded(x) @ rounded(normal(32, 64))), 0)
+    expected = rounded(hidden @ rounded(normal(64, 16, seed=1)))
+    actual = run(emulate_bfloat16(cast_mlp()), x=x)[0]
+    # Another order of summation may round the other way: one bfloat16 step, 2**-8.
+    assert np.abs(actual - expected).max() <= 2**-7 * np.abs(expected).max()
+    assert np.array_equal(actual, rounded(actual))
+
+
+def test_twin_leaves_the_graph_as_it_was():
+    graph = cast_mlp()
+    before = model_of(graph).SerializeToString(deterministic=True)
+    emulate_bfloat16(graph)
+    assert model_of(graph).SerializeToString(deterministic=True) == before
+
+
+def test_twin_of_a_quantized_graph_runs():
+    graph = graph_from_text(MLP, w1=normal(32, 64), w2=normal(64, 16, seed=1))
+    insert_qdq(graph, plan_placement(graph, {}, QuantRecipe()), {"x": 4.0, "r": 30.0}, BFLOAT16)
+    cast_graph(graph, "bfloat16")
+    x = normal(8, 32, seed=3)
+    expected = np.maximum(x @ normal(32, 64), 0) @ normal(64, 16, seed=1)
+    assert np.abs(run(emulate_bfloat16(graph), x=x)[0] - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_twin_of_casts_and_fills_keeps_their_values():
+    text = """g (int64[b, 4] ids, float[b, 4] x) => (float[b, 4] y) {
+        f = Cast<to=1>(ids) s = Shape(x) m = ConstantOfShape<value=float[1] {-2.5}>(s)
+        a = Add(f, m) p = Mul(a, x) y = Exp(p)
+    }"""
+    graph = graph_from_text(text)
+    cast_graph(graph, "bfloat16")
+    actual = run(emulate_bfloat16(graph), ids=np.array([[1, 2, 3, 4]]), x=np.ones((1, 4), np.float32))[0]
+    assert np.allclose(actual, np.exp(np.float32([[-1.5, -0.5, 0.5, 1.5]])))

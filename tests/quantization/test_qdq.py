@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from quant_cases import graph_from_text, model_of, node_of, normal, ops, run
+
+from trtforge.errors import InputError
+from trtforge.quantization.placement import KeptFloat, plan_placement
+from trtforge.quantization.qdq import insert_qdq, quantize_weight, scale_from_amax
+from trtforge.recipe import QuantRecipe
+from trtforge.target import BackendName
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+MLP = """g (float[b, 32] x) => (float[b, 64] y, float[b, 32] also) {
+    [up] h = MatMul(x, w1)
+    [act] r = Relu(h)
+    [down] y = MatMul(r, w2)
+    [side] also = Neg(x)
+}"""
+
+
+def mlp():
+    return graph_from_text(MLP, w1=normal(32, 128), w2=normal(128, 64, seed=1))
+
+
+def insert(graph, amax, dtype=np.float32, recipe=None, backend=BackendName.TENSORRT_RTX):
+    return insert_qdq(graph, plan_placement(graph, {}, recipe or QuantRecipe(), backend), amax, dtype)
+
+
+def dequantized(node):
+    """The float weight that a node sees."""
+    dq = node.inputs[1].inputs[0]
+    values, scale = dq.inputs[0].values, dq.inputs[1].values
+    shape = [1] * values.ndim
+    if scale.ndim:
+        shape[dq.attrs["axis"]] = -1
+    return values.astype(np.float32) * scale.reshape(shape)
+
+
+def test_activation_gets_quantize_and_dequantize_with_written_zero_zero_points():
+    graph = mlp()
+    insert(graph, {"x": 127 / 64, "r": 4.0})
+    dq = node_of(graph, "up").inputs[0].inputs[0]
+    q = dq.inputs[0].inputs[0]
+    assert (q.op, dq.op, q.inputs[0].name) == ("QuantizeLinear", "DequantizeLinear", "x")
+    for node in (q, dq):
+        assert node.inputs[1].values.shape == ()
+        assert node.inputs[2].values.dtype == np.int8
+        assert node.inputs[2].values.tolist() == 0
+    assert q.inputs[1].values == 1 / 64
+
+
+def test_weight_becomes_int8_with_an_axis_and_zero_points_per_channel():
+    graph = mlp()
+    insert(graph, {"x": 2.0, "r": 4.0})
+    dq = node_of(graph, "up").inputs[1].inputs[0]
+    assert dq.attrs == {"axis": 1}
+    assert (dq.inputs[0].values.dtype, dq.inputs[0].values.shape) == (np.int8, (32, 128))
+    assert (dq.inputs[1].values.shape, dq.inputs[2].values.dtype, dq.inputs[2].values.shape) == (
+        (128,),
+        np.int8,
+        (128,),
+    )
+    assert not dq.inputs[2].values.any()
+
+
+def test_graph_with_qdq_is_valid_and_close_to_the_float_graph():
+    graph, x = mlp(), normal(16, 32, seed=2)
+    expected = run(mlp(), x=x)
+    hidden = np.maximum(x @ normal(32, 128), 0)
+    insert(graph, {"x": np.abs(x).max(), "r": hidden.max()})
+    actual = run(graph, x=x)
+    assert np.abs(actual[0] - expected[0]).max() < 0.02 * np.abs(expected[0]).max()
+    assert np.array_equal(actual[1], expected[1])
+
+
+def test_other_consumers_keep_the_float_tensor():
+    graph = mlp()
+    insert(graph, {"x": 2.0, "r": 4.0})
+    assert node_of(graph, "side").inputs[0].name == "x"
+
+
+def test_consumers_of_one_tensor_share_one_pair():
+    graph = graph_from_text(
+        "g (float[b, 32] x) => (q, k) { [q] q = MatMul(x, wq) [k] k = MatMul(x, wk) }",
+        wq=normal(32, 32),
+        wk=normal(32, 32),
+    )
+    report = insert(graph, {"x": 2.0})
+    assert ops(graph).count("QuantizeLinear") == 1
+    assert node_of(graph, "q").inputs[0] is node_of(graph, "k").inputs[0]
+    assert list(report.activation_scales) == ["x"]
+
+
+def test_shared_weight_is_quantized_once():
+    graph = graph_from_text("g (float[b, 32] x) => (y) { [a] h = MatMul(x, w) [b] y = MatMul(h, w) }", w=normal(32, 32))
+    assert insert(graph, {"x": 2.0, "h": 9.0}).weights == ("w",)
+    assert node_of(graph, "a").inputs[1] is node_of(graph, "b").inputs[1]
+
+
+def test_weight_used_along_two_axes_is_quantized_for_each():
+    graph = graph_from_text(
+        "g (float[b, 32] x) => (y) { [a] h = MatMul(x, w) [b] y = Gemm<transB=1>(h, w) }", w=normal(32, 32)
+    )
+    insert(graph, {"x": 2.0, "h": 9.0})
+    axes = [node_of(graph, name).inputs[1].inputs[0].attrs["axis"] for name in ("a", "b")]
+    assert axes == [1, 0]
+    model_of(graph)
+
+
+def test_weight_used_elsewhere_keeps_its_float_copy():
+    graph = graph_from_text(
+        "g (float[b, 32] x, int64[n] i) => (y, e) { [mm] y = MatMul(x, w) [look] e = Gather(w, i) }", w=normal(32, 32)
+    )
+    insert(graph, {"x": 2.0})
+    assert np.array_equal(node_of(graph, "look").inputs[0].values, normal(32, 32))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "x"),
+    [
+        ("[n] y = Gemm<transB=1, alpha=0.5>(x, w, b)", (64, 32), "float[n, 32] x"),
+        ("[n] y = Gemm(x, w, b)", (32, 64), "float[n, 32] x"),
+        ("[n] y = Conv(x, w, b)", (64, 32, 3, 3), "float[n, 32, 5, 5] x"),
+        ("[n] h = ConvTranspose(x, w) y = Identity(h)", (32, 64, 2, 2), "float[n, 32, 5, 5] x"),
+    ],
+)
+def test_weight_error_is_half_a_step_and_the_bias_stays_float(text, shape, x):
+    weight = normal(*shape) * np.geomspace(0.01, 10, shape[0]).reshape(-1, *[1] * (len(shape) - 1)).astype(np.float32)
+    graph = graph_from_text(f"g ({x}) => (y) {{ {text} }}", w=weight, b=normal(64))
+    insert(graph, {"x": 3.0}, backend=BackendName.TENSORRT)
+    node = node_of(graph, "n")
+    scale = node.inputs[1].inputs[0].inputs[1].values
+    axis = node.inputs[1].inputs[0].attrs.get("axis")
+    step = scale if axis is None else scale.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+    assert (np.abs(dequantized(node) - weight) <= step * 0.5001).all()
+    assert len(node.inputs) < 3 or node.inputs[2].name == "b"
+    model_of(graph)
+
+
+def test_per_tensor_weights_have_a_scalar_scale():
+    graph = mlp()
+    insert(graph, {"x": 2.0, "r": 4.0}, recipe=QuantRecipe(weights="per_tensor"))
+    dq = node_of(graph, "up").inputs[1].inputs[0]
+    assert dq.attrs == {}
+    assert dq.inputs[1].values.shape == dq.inputs[2].values.shape == ()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scale_is_exact_in_its_type_and_never_below_amax_over_127(dtype):
+    amax = np.abs(normal(5000)) * 10
+    scale = scale_from_amax(amax, dtype)
+    assert np.array_equal(scale, scale.astype(dtype).astype(np.float32))
+    floor = float(ml_dtypes.finfo(dtype).smallest_normal)
+    assert (scale.astype(np.float64) >= np.maximum(amax.astype(np.float64) / 127, floor)).all()
+    assert (scale <= np.maximum(amax / 127, floor) * (1 + float(ml_dtypes.finfo(dtype).eps))).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("amax", [0.0, 1e-40, 1e-9])
+def test_scale_of_a_dead_channel_is_positive_and_has_a_finite_reciprocal(dtype, amax):
+    scale = scale_from_amax(np.float32(amax), dtype).astype(dtype)
+    assert scale > 0
+    assert np.isfinite(dtype.type(1) / scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scale_of_an_enormous_amax_is_finite(dtype):
+    assert np.isfinite(scale_from_amax(np.float32(3e38), dtype).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_use_127_and_never_minus_128(dtype):
+    values, _ = quantize_weight(normal(64, 256), 1, dtype)
+    assert values.min() >= -127
+    assert (np.abs(values).max(axis=0) >= 126).all()
+
+
+def test_weight_beyond_the_largest_scale_clips_at_127():
+    values, scale = quantize_weight(np.float32([[-1e8], [1e8]]), 1, np.float16)
+    assert (values.reshape(-1).tolist(), scale.tolist()) == ([-127, 127], [65504.0])
+
+
+def test_dead_channel_is_all_zero():
+    weight = normal(32, 16)
+    weight[:, 3] = 0.0
+    values, scale = quantize_weight(weight, 1, np.float16)
+    assert not values[:, 3].any()
+    assert scale[3] == 2.0**-14
+
+
+def test_weight_without_elements_has_positive_scales():
+    values, scale = quantize_weight(np.zeros((0, 4), np.float32), 1, np.float16)
+    assert values.shape == (0, 4)
+    assert (scale > 0).all()
+
+
+def test_activation_seen_only_as_zeros_leaves_its_consumer_float():
+    graph = mlp()
+    report = insert(graph, {"x": 2.0, "r": 0.0})
+    assert report.nodes == ("up",)
+    assert report.kept_float == (KeptFloat("down", "calibration saw no non-zero value of its input 'r'"),)
+    assert node_of(graph, "down").inputs[0].name == "r"
+
+
+def test_weight_with_nan_is_refused():
+    weight = normal(32, 32)
+    weight[0, 0] = np.nan
+    graph = graph_from_text("g (float[b, 32] x) => (y) { [mm] y = MatMul(x, w) }", w=weight)
+    with pytest.raises(InputError) as error:
+        insert(graph, {"x": 1.0})
+    assert error.value.what == "the weight 'w' of node 'mm' holds NaN or infinity"
+
+
+def test_report_names_nodes_scales_and_weights():
+    report = insert(mlp(), {"x": 2.0, "r": 4.0}, np.float16)
+    assert report.nodes == ("up", "down")
+    assert report.weights == ("w1", "w2")
+    assert report.activation_scales["r"] == float(scale_from_amax(np.float32(4.0), np.float16))
+
+
+def test_new_names_do_not_collide_with_the_graphs_own():
+    graph = graph_from_text(
+        "g (float[b, 32] x) => (y_scale) { [y_QuantizeLinear] y = Relu(x) [mm] y_scale = MatMul(y, w) }",
+        w=normal(32, 32),
+    )
+    insert(graph, {"y": 1.0})
+    names = [node.name for node in graph.nodes]
+    assert len(names) == len(set(names))
+    assert graph.outputs[0].name == "y_scale"
+    model_of(graph)
+
+
+def test_same_graph_gives_the_same_bytes():
+    first, second = mlp(), mlp()
+    for graph in (first, second):
+        insert(graph, {"x": 2.0, "r": 4.0}, np.float16)
+    assert model_of(first).SerializeToString(deterministic=True) == model_of(second).SerializeToString(
+        deterministic=True
+    )

@@ -1,0 +1,1 @@
+"""Quantization: observe activations, choose ranges, place Q/DQ pairs, insert them, cast the rest."""

@@ -1,0 +1,1 @@
+"""Engine builders, behind one protocol."""

@@ -1,0 +1,90 @@
+"""`report.html`: the manifest as one page that a person likes to read.
+
+The page is whole in itself: no request leaves it (its content policy forbids any), it reads without scripts, and the
+one script that it carries only adds search fields. A section whose data is missing is absent. Equal manifests give
+equal pages.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+
+from trtforge.manifest import Manifest
+from trtforge.quantization.table import CalibrationTable
+from trtforge.report import accuracy, calibration, engine, precision, summary
+from trtforge.report.markup import Html, el
+
+_SECTIONS = {
+    "accuracy": "Accuracy",
+    "precision": "Precision",
+    "calibration": "Calibration",
+    "interface": "Inputs, outputs, profiles",
+    "fusion": "Fusion",
+    "plan": "Plan",
+    "files": "Sizes and times",
+    "lint": "Lint",
+    "provenance": "Fingerprints",
+}
+
+
+def render_report(manifest: Manifest, table: CalibrationTable | None) -> str:
+    """The page of an artifact.
+
+    Args:
+        manifest: of the artifact; everything on the page comes from it ...
+        table: ... and from the calibration table, for what calibration saw beside amax; None when there is none.
+
+    Returns:
+        The text of `report.html`; its encoding is UTF-8.
+    """
+    sections = {
+        "accuracy": accuracy.accuracy(manifest),
+        "precision": precision.precision(manifest),
+        "calibration": calibration.calibration(manifest, table),
+        "interface": engine.interface(manifest),
+        "fusion": precision.fusion(manifest),
+        "plan": engine.plan(manifest),
+        "files": engine.files(manifest),
+        "lint": engine.lint(manifest),
+        "provenance": engine.provenance(manifest),
+    }
+    links = (el("a", _SECTIONS[anchor], href=f"#{anchor}") for anchor, content in sections.items() if content)
+    body = el(
+        "main",
+        summary.header(manifest),
+        summary.key_figures(manifest),
+        summary.warnings(manifest),
+        el("nav", *links),
+        *sections.values(),
+    )
+    return "<!doctype html>\n" + el("html", _head(manifest), el("body", body, _script()), lang="en") + "\n"
+
+
+def _head(manifest: Manifest) -> Html:
+    word = summary.verdict(manifest.parity).word
+    return el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=_policy()),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", f"{manifest.model.name} {manifest.precision.requested}: {word}"),
+        el("style", Html(_resource("style.css"))),
+    )
+
+
+def _script() -> Html:
+    return el("script", Html(_resource("filter.js")))
+
+
+def _policy() -> str:
+    """Nothing is loaded; only our own script runs, even if markup got in."""
+    digest = base64.b64encode(hashlib.sha256(_resource("filter.js").encode()).digest()).decode()
+    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _resource(name: str) -> str:
+    return resources.files("trtforge.report").joinpath(name).read_text(encoding="utf-8")

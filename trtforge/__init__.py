@@ -1,3 +1,51 @@
 """trtforge: TensorRT engines that are small, fast and proven accurate, from one command."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtforge.acceptance import VerifySpec, verify_artifact
+    from trtforge.api import build, calibrate, quantize
+    from trtforge.errors import TrtForgeError
+    from trtforge.inspection import describe_profile, inspect_model
+    from trtforge.limits import Limits
+    from trtforge.manifest import load_manifest
+    from trtforge.pipeline import BuildResult
+
 __version__ = "0.1.0"
+__all__ = [
+    "BuildResult",
+    "Limits",
+    "TrtForgeError",
+    "VerifySpec",
+    "__version__",
+    "build",
+    "calibrate",
+    "describe_profile",
+    "inspect_model",
+    "load_manifest",
+    "quantize",
+    "verify_artifact",
+]
+
+# Where the public names live; they are imported when first used, so that `import trtforge` stays light.
+_HOMES = {
+    "BuildResult": "pipeline",
+    "Limits": "limits",
+    "TrtForgeError": "errors",
+    "VerifySpec": "acceptance",
+    "build": "api",
+    "calibrate": "api",
+    "describe_profile": "inspection",
+    "inspect_model": "inspection",
+    "load_manifest": "manifest",
+    "quantize": "api",
+    "verify_artifact": "acceptance",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trtforge' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"trtforge.{_HOMES[name]}"), name)

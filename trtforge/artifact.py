@@ -11,22 +11,36 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx_graphsurgeon as gs
+
 from trtforge.errors import InputError, TrtForgeError, UnavailableError
+from trtforge.graph.save import save_model
 from trtforge.hashing import sha256_of_file
 from trtforge.manifest import MANIFEST_NAME, FileInfo, Manifest, load_manifest
 
 # Linux renameat2(2): swap two paths in one step.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+# Files that hold times and words, so that two equal builds differ in them.
+_FOR_READING = {MANIFEST_NAME, "build.log", "report.html"}
 # What a full, read-only or forbidden place answers to a write.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_PLACE_ERRORS = _FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
+_PLACE_ERRORS = _FULL | {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.EEXIST,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,11 +63,15 @@ def find_artifact(target: Path, inputs_sha256: str, force: bool) -> Manifest | N
 
     Raises:
         InputError: a file or a folder that is not an artifact is there, or an artifact made from other inputs.
+        UnavailableError: the place cannot be looked at.
     """
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise InputError(f"{target} cannot become an artifact", "it is not a folder", "choose another folder with -o")
-    if not target.is_dir() or not any(target.iterdir()):
-        return None
+    with translate_write_errors(target):
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            raise InputError(
+                f"{target} cannot become an artifact", "it is not a folder", "choose another folder with -o"
+            )
+        if not target.is_dir() or not any(target.iterdir()):
+            return None
     try:
         manifest = load_manifest(target)
     except TrtForgeError as err:
@@ -86,11 +104,11 @@ def damaged_files(directory: Path, manifest: Manifest) -> list[str]:
 
 
 def describe_files(directory: Path) -> dict[str, FileInfo]:
-    """Hash and size of every file in a folder, by name."""
+    """Hash and size of every file that is used further, by name; logs and reports are for reading only."""
     return {
         path.name: FileInfo(sha256=sha256_of_file(path), bytes=path.stat().st_size)
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.name != MANIFEST_NAME
+        if path.is_file() and path.name not in _FOR_READING
     }
 
 
@@ -156,6 +174,36 @@ def replace_file(path: Path, text: str) -> None:
             raise
 
 
+def write_text(path: Path, text: str, force: bool) -> None:
+    """Write a result file in one step; a file with other content is replaced only with `force`.
+
+    Raises:
+        InputError: something else is there.
+        UnavailableError: the place cannot be written.
+    """
+    path = path.absolute()
+    if path.exists() and not force and (not path.is_file() or path.read_bytes() != text.encode()):
+        raise InputError(f"{path} exists", "it is not replaced unasked", "give --force or another path with -o")
+    with contextlib.ExitStack() as stack, translate_write_errors(path):
+        _make_parents(path.parent, stack)
+        replace_file(path, text)
+
+
+def write_model(graph: gs.Graph, path: Path) -> None:
+    """Write an ONNX file, with its external data where it has some, in its place once it is whole.
+
+    Raises:
+        UnavailableError: the place cannot be written.
+    """
+    path = path.absolute()
+    with contextlib.ExitStack() as stack, translate_write_errors(path):
+        _make_parents(path.parent, stack)
+        work = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent))
+        save_model(graph, Path(work) / path.name)
+        for file in sorted(Path(work).iterdir(), key=lambda file: file.name == path.name):
+            file.replace(path.parent / file.name)
+
+
 @contextlib.contextmanager
 def translate_write_errors(target: Path) -> Iterator[None]:
     """Turn the system's refusal to write into an UnavailableError that names the place."""
@@ -203,7 +251,7 @@ def _locked(folder: Path, wait: bool = True) -> Iterator[int]:
 
 def _sweep(target: Path) -> None:
     """Remove staging folders of this target whose build is gone."""
-    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+    for leftover in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
         with contextlib.suppress(OSError), _locked(leftover, wait=False):
             shutil.rmtree(leftover, ignore_errors=True)
 

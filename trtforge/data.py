@@ -11,22 +11,22 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
-import math
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint, sha256_of_file
 from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.npz import NpzFile
 from trtforge.tensor import TensorSpec
 
 LABELS = "labels"
+# Samples held at a time while data is checked and hashed.
+_CHECK_BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +48,12 @@ class Batch:
         """Samples start to stop."""
         labels = None if self.labels is None else self.labels[start:stop]
         return Batch({name: feed[start:stop] for name, feed in self.feeds.items()}, labels)
+
+    def is_like(self, other: Batch) -> bool:
+        """Whether both can be one batch: samples of one shape, with or without labels alike."""
+        return (self.labels is None) == (other.labels is None) and all(
+            feed.shape[1:] == other.feeds[name].shape[1:] for name, feed in self.feeds.items()
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,20 +82,49 @@ class Dataset:
     smallest_batch: int = 1
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of at most `batch_size` samples, in order; batches of different shape are not merged.
+        """Batches of `batch_size` samples, in order, across the borders of stored batches of one shape.
 
-        A remainder below `smallest_batch`, the least that the engine takes, is left out.
+        A batch is smaller where the shape changes and at the end; below `smallest_batch`, the least that the engine
+        takes, it is left out.
+
+        Raises:
+            InputError: the source gives fewer samples than it did at first.
         """
+        parts: list[Batch] = []
+        held = 0
+        for piece in self._pieces(batch_size):
+            if parts and not piece.is_like(parts[0]):
+                if held >= self.smallest_batch:
+                    yield _join(parts)
+                parts, held = [], 0
+            taken = 0
+            while taken < len(piece):
+                more = min(batch_size - held, len(piece) - taken)
+                parts.append(piece.rows(taken, taken + more))
+                taken, held = taken + more, held + more
+                if held == batch_size:
+                    if held >= self.smallest_batch:
+                        yield _join(parts)
+                    parts, held = [], 0
+        if held >= self.smallest_batch:
+            yield _join(parts)
+
+    def _pieces(self, batch_size: int) -> Iterator[Batch]:
+        """The samples of this view as they are stored."""
         position = 0
         stop = self.num_samples if self.stop is None else self.stop
         for stored in self.read(batch_size):
             first, last = max(self.start - position, 0), min(stop - position, len(stored))
             position += len(stored)
-            for row in range(first, last, batch_size):
-                if min(row + batch_size, last) - row >= self.smallest_batch:
-                    yield stored.rows(row, min(row + batch_size, last))
+            if first < last:
+                yield stored.rows(first, last)
             if position >= stop:
                 return
+        raise _data_error(
+            self.source,
+            f"it gave {position} samples where it had {self.num_samples} when it was first read",
+            "give data that can be read any number of times",
+        )
 
     def view(self, start: int, stop: int) -> Dataset:
         """The samples start to stop of this dataset."""
@@ -110,7 +145,7 @@ class Dataset:
     def sample_hashes(self) -> set[bytes]:
         """A 16-byte hash of every sample, to find samples that two datasets share."""
         hashes = set()
-        for batch in self.batches(64):
+        for batch in self.batches(_CHECK_BATCH):
             for row in range(len(batch)):
                 digest = hashlib.blake2b(digest_size=16)
                 for name in sorted(batch.feeds):
@@ -136,7 +171,7 @@ def open_dataset(source: str | Path, specs: Sequence[TensorSpec], limits: Limits
         files = sorted(path.glob("*.npz"))
         if not files:
             raise _data_error(source, "the folder holds no .npz file", "put one .npz file per batch into it")
-        readers = [_NpzFile(file, specs, limits) for file in files]
+        readers = [_NpzSource(file, specs, limits) for file in files]
         content = fingerprint([sha256_of_file(file) for file in files])
         return _checked(
             Dataset(
@@ -149,7 +184,7 @@ def open_dataset(source: str | Path, specs: Sequence[TensorSpec], limits: Limits
             )
         )
     if path.is_file():
-        reader = _NpzFile(path, specs, limits)
+        reader = _NpzSource(path, specs, limits)
         return _checked(
             Dataset(str(source), specs, reader.num_samples, sha256_of_file(path), reader.has_labels, reader.read)
         )
@@ -167,17 +202,19 @@ def load_function(name: str, purpose: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
         raise InputError(f"{purpose} {name!r} cannot be used", "it is not package.module:function", "correct the name")
-    sys.path.insert(0, str(Path.cwd()))
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
     try:
         function = getattr(importlib.import_module(module_name), attribute)
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         raise InputError(
             f"{purpose} {name!r} cannot be imported",
             f"{type(err).__name__}: {err}",
             "run from the folder that holds the module, or install its package",
         ) from err
     finally:
-        sys.path.remove(str(Path.cwd()))
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
     if not callable(function):
         raise InputError(f"{purpose} {name!r} is no function", f"it is a {type(function).__name__}", "correct the name")
     result: Callable[..., Any] = function
@@ -190,7 +227,10 @@ def check_batch(feeds: Mapping[str, Any], specs: Sequence[TensorSpec], source: s
     Raises:
         InputError: names, types or shapes that do not fit, NaN, or no samples.
     """
-    arrays = {name: np.asarray(value) for name, value in feeds.items()}
+    try:
+        arrays = {str(name): np.asarray(value) for name, value in feeds.items()}
+    except Exception as err:
+        raise _data_error(source, f"it holds what is no array ({err})", "give numpy arrays") from err
     names = {spec.name for spec in specs}
     labels = arrays.pop(LABELS, None) if LABELS not in names else None
     _check_names(arrays, names, source)
@@ -222,7 +262,7 @@ def _check_names(found: Mapping[str, Any], names: set[str], source: str) -> None
 
 def _check_array(spec: TensorSpec, dtype: np.dtype, shape: tuple[int, ...], source: str) -> None:
     if dtype.hasobject:
-        raise _data_error(source, f"array '{spec.name}' is pickled", "save plain arrays; trtforge never unpickles data")
+        raise _data_error(source, f"input '{spec.name}' holds Python objects", f"give arrays of {spec.dtype}")
     if dtype.name != spec.dtype:
         raise _data_error(
             source, f"input '{spec.name}' is {dtype.name}; the model takes {spec.dtype}", f"save it as {spec.dtype}"
@@ -263,7 +303,7 @@ def _check_counts(sizes: Mapping[str, int], labels: Any, source: str) -> None:
 
 def _checked(dataset: Dataset) -> Dataset:
     """Read a dataset once, so that NaN and damaged files show before any work starts."""
-    for _ in dataset.batches(64):
+    for _ in dataset.batches(_CHECK_BATCH):
         pass
     return dataset
 
@@ -271,71 +311,98 @@ def _checked(dataset: Dataset) -> Dataset:
 def _dataset_from_function(name: str, specs: tuple[TensorSpec, ...]) -> Dataset:
     function = load_function(name, "data")
 
-    def read(_: int) -> Iterator[Batch]:
-        for feeds in function():
+    def read_hashed() -> Iterator[tuple[Batch, bytes]]:
+        for feeds in _results_of(function, name):
             if not isinstance(feeds, Mapping):
                 raise _data_error(name, f"it yielded a {type(feeds).__name__}", "yield dictionaries of numpy arrays")
-            yield check_batch(feeds, specs, name)
+            batch = check_batch(feeds, specs, name)
+            yield batch, _hash_of(batch)
 
-    count, digest, labelled = 0, hashlib.sha256(), True
-    for batch in read(0):
+    count, labelled = 0, True
+    hashes: list[bytes] = []
+    for batch, digest in read_hashed():
         count += len(batch)
         labelled = labelled and batch.labels is not None
-        for key in sorted(batch.feeds):
-            digest.update(f"{key}{batch.feeds[key].shape}".encode())
-            digest.update(np.ascontiguousarray(batch.feeds[key]).tobytes())
+        hashes.append(digest)
     if count == 0:
         raise _data_error(name, "it yielded nothing", "yield at least one batch")
-    return Dataset(name, specs, count, digest.hexdigest(), labelled, read)
+
+    def read(_: int) -> Iterator[Batch]:
+        for index, (batch, digest) in enumerate(read_hashed()):
+            if index >= len(hashes) or digest != hashes[index]:
+                raise _data_error(
+                    name, "it yields other data when it is read again", "make it repeatable: fix its seed"
+                )
+            yield batch
+
+    return Dataset(name, specs, count, hashlib.sha256(b"".join(hashes)).hexdigest(), labelled, read)
 
 
-class _NpzFile:
-    """An `.npz` file read in slices of samples, so that memory does not grow with their number."""
+def _results_of(function: Callable[..., Any], name: str) -> Iterator[Any]:
+    """What the user's function yields; what it raises becomes an InputError."""
+    try:
+        iterator = iter(function())
+    except Exception as err:
+        raise _failed(name, err) from err
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as err:
+            raise _failed(name, err) from err
+        yield item
+
+
+def _failed(name: str, err: Exception) -> InputError:
+    return _data_error(name, f"it failed with {type(err).__name__}: {err}", "correct the function")
+
+
+def _hash_of(batch: Batch) -> bytes:
+    arrays = batch.feeds if batch.labels is None else {**batch.feeds, LABELS: batch.labels}
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype.name} {arrays[name].shape} ".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.digest()
+
+
+def _join(batches: Sequence[Batch]) -> Batch:
+    """Batches of one shape as one."""
+    if len(batches) == 1:
+        return batches[0]
+    feeds = {name: np.concatenate([batch.feeds[name] for batch in batches]) for name in batches[0].feeds}
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    return Batch(feeds, np.concatenate(labels) if labels else None)
+
+
+class _NpzSource:
+    """An `.npz` file whose arrays fit the model."""
 
     def __init__(self, path: Path, specs: tuple[TensorSpec, ...], limits: Limits) -> None:
-        self._path, self._specs = path, specs
-        names = {spec.name for spec in specs}
-        with self._open_zip() as archive:
-            members = {info.filename[:-4]: info for info in archive.infolist() if info.filename.endswith(".npy")}
-            self._check_size(sum(info.file_size for info in members.values()), limits)
-            headers = {name: self._header(archive, info) for name, info in members.items()}
-        self.has_labels = LABELS in headers and LABELS not in names
-        _check_names({name: None for name in headers if name in names or name != LABELS}, names, str(path))
+        self._path = path
+        self._names = [spec.name for spec in specs]
+        self._file = NpzFile(path, limits)
+        headers = self._file.headers
+        self.has_labels = LABELS in headers and LABELS not in self._names
+        found = {name: header for name, header in headers.items() if name in self._names or name != LABELS}
+        _check_names(found, set(self._names), str(path))
         for spec in specs:
             _check_array(spec, headers[spec.name].dtype, headers[spec.name].shape, str(path))
-        sizes = {spec.name: headers[spec.name].shape[0] for spec in specs}
-        _check_counts(sizes, self._labels() if self.has_labels else None, str(path))
+        sizes = {name: headers[name].shape[0] for name in self._names}
+        _check_counts(sizes, headers[LABELS] if self.has_labels else None, str(path))
         self.num_samples = next(iter(sizes.values()))
 
     def read(self, batch_size: int) -> Iterator[Batch]:
         """Batches of at most `batch_size` samples."""
-        labels = self._labels() if self.has_labels else None
-        with self._open_zip() as archive, contextlib.ExitStack() as stack:
-            streams = {spec.name: stack.enter_context(archive.open(f"{spec.name}.npy")) for spec in self._specs}
-            headers = {name: _read_header(stream) for name, stream in streams.items()}
-            whole = {name: self._read_rows(streams[name], h) for name, h in headers.items() if h.fortran_order}
-            for start in range(0, self.num_samples, batch_size):
-                stop = min(start + batch_size, self.num_samples)
-                feeds = {}
-                for name, header in headers.items():
-                    rows = dataclasses.replace(header, shape=(stop - start, *header.shape[1:]))
-                    feeds[name] = whole[name][start:stop] if name in whole else self._read_rows(streams[name], rows)
-                    self._check_nan(name, feeds[name], start)
-                yield Batch(feeds, None if labels is None else labels[start:stop])
-
-    def _open_zip(self) -> zipfile.ZipFile:
-        try:
-            return zipfile.ZipFile(self._path)
-        except (zipfile.BadZipFile, OSError) as err:
-            raise _data_error(self._path, f"it is no .npz file ({err})", "save it with numpy.savez") from err
-
-    def _check_size(self, size: int, limits: Limits) -> None:
-        if size > limits.data_bytes:
-            raise _data_error(
-                self._path,
-                f"it unpacks to {size} bytes; the limit is {limits.data_bytes}",
-                f"check the file, or raise it with --limit data_bytes={size}",
-            )
+        labels = self._file.read_whole(LABELS) if self.has_labels else None
+        start = 0
+        for feeds in self._file.read(self._names, batch_size):
+            for name, array in feeds.items():
+                self._check_nan(name, array, start)
+            batch = Batch(feeds, None)
+            yield batch if labels is None else Batch(feeds, labels[start : start + len(batch)])
+            start += len(batch)
 
     def _check_nan(self, name: str, array: np.ndarray, start: int) -> None:
         if array.dtype.kind == "f" and np.isnan(array).any():
@@ -343,54 +410,3 @@ class _NpzFile:
             raise _data_error(
                 self._path, f"input '{name}' holds NaN, first in sample {row}", "remove or repair those samples"
             )
-
-    def _header(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _NpyHeader:
-        name = info.filename[:-4]
-        try:
-            with archive.open(info) as stream:
-                header = _read_header(stream)
-                left = info.file_size - stream.tell()
-        except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as err:
-            raise _data_error(self._path, f"array '{name}' is damaged ({err})", "save the file again") from err
-        if not header.dtype.hasobject and math.prod(header.shape) * header.dtype.itemsize != left:
-            why = f"array '{name}' states shape {list(header.shape)} {header.dtype.name} but holds {left} bytes"
-            raise _data_error(self._path, why, "save the file again")
-        return header
-
-    def _labels(self) -> np.ndarray:
-        with self._open_zip() as archive, archive.open(f"{LABELS}.npy") as stream:
-            header = _read_header(stream)
-            if header.dtype.hasobject:
-                raise _data_error(self._path, f"array '{LABELS}' is pickled", "save plain integers")
-            return self._read_rows(stream, header)
-
-    def _read_rows(self, stream: IO[bytes], header: _NpyHeader) -> np.ndarray:
-        size = math.prod(header.shape) * header.dtype.itemsize
-        try:
-            raw = stream.read(size)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as err:
-            raise _data_error(self._path, f"it is damaged ({err})", "save the file again") from err
-        if len(raw) != size:
-            raise _data_error(self._path, f"it ends after {len(raw)} of {size} bytes", "save the file again")
-        if header.fortran_order:
-            return np.frombuffer(raw, dtype=header.dtype).reshape(header.shape[::-1]).T
-        return np.frombuffer(raw, dtype=header.dtype).reshape(header.shape)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _NpyHeader:
-    """What an `.npy` stream says of its array."""
-
-    shape: tuple[int, ...]
-    fortran_order: bool
-    dtype: np.dtype
-
-
-def _read_header(stream: IO[bytes]) -> _NpyHeader:
-    """The header of an `.npy` stream, which is left at the first element; raises ValueError."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return _NpyHeader(*np.lib.format.read_array_header_1_0(stream))
-    if version == (2, 0):
-        return _NpyHeader(*np.lib.format.read_array_header_2_0(stream))
-    raise ValueError(f"npy format {version[0]}.{version[1]} is not read")

@@ -14,6 +14,7 @@ from pathlib import Path
 from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint
+from trtforge.limits import Limits
 from trtforge.profile import Profile, ProfileSet, load_profiles, profiles_from_data, static_profiles
 from trtforge.quantization.table import CalibrationTable, load_table
 from trtforge.recipe import QuantRecipe, load_recipe, shipped_files
@@ -76,20 +77,23 @@ def gather_inputs(
         InputError: something is missing or does not fit; says exactly what to give.
     """
     recipe = load_recipe(spec.recipe, spec.limits)
-    source = spec.calib or _find_calibration(spec.source)
+    source = spec.calib or find_calibration(spec.source)
     table = None
     data = None
     if source is not None and str(source).endswith(".json"):
-        table = load_table(Path(source), spec.limits)
-        table.check_model(model_sha256)
+        # One that only the conventions found says nothing of a build that does not quantize.
+        if spec.precision.int8 or spec.calib is not None:
+            table = load_table(Path(source), spec.limits)
+            table.check_model(model_sha256)
     elif source is not None and (spec.precision.int8 or spec.verify != "off"):
         data = open_dataset(source, specs, spec.limits)
     if spec.precision.int8 and source is None:
         raise _missing_calibration(spec.source, specs)
     evaluation = open_dataset(spec.eval, specs, spec.limits) if spec.eval and spec.verify != "off" else None
-    profiles = resolve_profiles(spec.profile, spec.source, specs, data or evaluation, spec)
-    batch = _batch_range(profiles.first)
-    data, evaluation = (_fit_to_profiles(dataset, profiles, batch) for dataset in (data, evaluation))
+    profiles = resolve_profiles(spec.profile, spec.source, specs, data or evaluation, spec.limits)
+    batch = batch_range(profiles.first)
+    data = fit_to_profiles(data, profiles, batch) if data else None
+    evaluation = fit_to_profiles(evaluation, profiles, batch) if evaluation else None
     calibration, evaluation = _split(data, evaluation, spec, warn)
     return BuildInputs(
         recipe=recipe,
@@ -103,7 +107,7 @@ def gather_inputs(
 
 
 def resolve_profiles(
-    given: str | None, model: Path, specs: Sequence[TensorSpec], data: Dataset | None, spec: BuildSpec
+    given: str | None, model: Path, specs: Sequence[TensorSpec], data: Dataset | None, limits: Limits
 ) -> ProfileSet:
     """Profiles from the file given or found, else static shapes, else the data's shapes.
 
@@ -111,24 +115,25 @@ def resolve_profiles(
         InputError: an open dimension that none of them gives; the message holds the YAML to fill in.
     """
     if given is not None and not Path(given).exists() and given in shipped_files("profiles"):
-        return load_profiles(shipped_files("profiles")[given], specs, spec.limits)
-    path = Path(given) if given is not None else _find(model, "profiles", f"{model.stem}.yaml")
+        return load_profiles(shipped_files("profiles")[given], specs, limits)
+    path = Path(given) if given is not None else find_profile(model)
     if path is not None:
-        return load_profiles(path, specs, spec.limits)
+        return load_profiles(path, specs, limits)
     if data is not None and any(item.is_dynamic for item in specs):
         return profiles_from_data(data.batch_shapes(CALIBRATION_BATCH), specs)
     return static_profiles(specs)
 
 
-def _find(model: Path, folder: str, name: str) -> Path | None:
+def find_profile(model: Path) -> Path | None:
+    """The profile file that the conventions name."""
     for base in (model.parent, Path()):
-        path = base / folder / name
+        path = base / "profiles" / f"{model.stem}.yaml"
         if path.exists():
             return path
     return None
 
 
-def _find_calibration(model: Path) -> Path | None:
+def find_calibration(model: Path) -> Path | None:
     """The data or table that the conventions name.
 
     Raises:
@@ -159,21 +164,20 @@ def _missing_calibration(model: Path, specs: Sequence[TensorSpec]) -> InputError
     )
 
 
-def _batch_range(profile: Profile) -> BatchRange:
+def batch_range(profile: Profile) -> BatchRange:
+    """Sizes of the first axis of the first input that has one."""
     for shape in profile.inputs.values():
         if shape.opt:
             return BatchRange(max(1, shape.min[0]), max(1, shape.opt[0]), max(1, shape.max[0]))
     return BatchRange(1, 1, 1)
 
 
-def _fit_to_profiles(dataset: Dataset | None, profiles: ProfileSet, batch: BatchRange) -> Dataset | None:
+def fit_to_profiles(dataset: Dataset, profiles: ProfileSet, batch: BatchRange) -> Dataset:
     """The dataset cut into batches that the engine takes.
 
     Raises:
         InputError: a sample lies outside every profile, or there are too few for the smallest batch.
     """
-    if dataset is None:
-        return None
     dataset = dataclasses.replace(dataset, smallest_batch=batch.min)
     ran = 0
     for part in dataset.batches(batch.opt):
@@ -203,14 +207,21 @@ def _split(
 ) -> tuple[Dataset | None, Dataset | None]:
     """Calibration and evaluation samples."""
     if data is None or spec.verify == "off":
-        return data, None
+        return data, evaluation
     if evaluation is not None:
         shared = len(data.sample_hashes() & evaluation.sample_hashes())
         if shared:
             warn(f"{shared} samples are in both the calibration and the evaluation data; accuracy may look too good")
         return data, evaluation
-    held_out = max(MIN_HELD_OUT, len(data) // 5)
-    if len(data) - held_out < 1:
+    calibration, evaluation = split_held_out(data)
+    if evaluation is data and spec.precision.int8:
         warn(f"only {len(data)} samples: too few to hold any out, so calibration and verification share them")
+    return calibration, evaluation
+
+
+def split_held_out(data: Dataset) -> tuple[Dataset, Dataset]:
+    """Samples to calibrate on, and the last fifth (at least 8) to verify with; all of them twice where they are few."""
+    held_out = max(MIN_HELD_OUT, data.smallest_batch, len(data) // 5)
+    if len(data) - held_out < data.smallest_batch:
         return data, data
     return data.view(0, len(data) - held_out), data.view(len(data) - held_out, len(data))

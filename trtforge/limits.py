@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
 from trtforge.errors import InputError
@@ -38,7 +39,7 @@ class Limits:
         changes: dict[str, int] = {}
         for setting in settings:
             name, _, value = setting.partition("=")
-            if name not in names or not value.isdecimal() or int(value) < 1:
+            if name not in names or re.fullmatch(r"[1-9]\d{0,17}", value, re.ASCII) is None:
                 raise InputError(
                     f"--limit {setting!r} cannot be used",
                     f"it takes NAME=VALUE with a positive integer; names: {', '.join(names)}",

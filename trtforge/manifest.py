@@ -47,6 +47,7 @@ class PrecisionInfo(FileModel):
     Attributes:
         requested: e.g. "int8" (the rest in fp16), "int8+bf16", "fp32".
         nodes: number of weighted nodes by the type that both operands have in the plan.
+        node_types: that type of every weighted node and attention product, in graph order.
         gemm_flops_fraction: share of the weighted nodes' FLOPs at the first profile's opt, by that type; empty when
             the plan could not be read.
         attention_flops_fraction: the same for batched MatMuls of two activations.
@@ -55,6 +56,7 @@ class PrecisionInfo(FileModel):
 
     requested: str
     nodes: dict[str, int]
+    node_types: dict[str, str] = pydantic.Field(default_factory=dict)
     gemm_flops_fraction: dict[str, float]
     attention_flops_fraction: dict[str, float]
     kept_float: tuple[KeptFloatEntry, ...]
@@ -138,11 +140,12 @@ class IoInfo(FileModel):
 
 
 class CalibrationInfo(FileModel):
-    """How activation ranges were found; `sha256` is the data's, or the table's when one was given."""
+    """How activation ranges were found; `sha256` is the data's; `amax` by tensor in graph order."""
 
     method: str
     samples: int
     sha256: str
+    recipe_sha256: str = ""
     amax: dict[str, float]
 
 

@@ -4,12 +4,13 @@ Per sample, over the flattened output: cosine = <r, c> / (|r| |c|).
 Over all samples: SQNR = 10 log10(sum r^2 / sum (r - c)^2).
 Positions where `attention_mask` is 0 are left out of outputs shaped [batch, sequence, ...]. Integer and bool outputs
 use the share of equal elements in the place of the cosine. Positions where the reference itself is not finite are
-left out.
+left out; where that leaves nothing of any sample, the cosine is 0: nothing was proven.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -64,6 +65,8 @@ class _OutputState:
         valid = np.isfinite(r)
         if not valid.all():
             r, c = r[valid], c[valid]
+            if not r.size:
+                return
         finite = np.isfinite(c)
         if not finite.all():
             self.nan = True
@@ -79,12 +82,12 @@ class _OutputState:
         self.cosine_min = min(self.cosine_min, value)
 
     def result(self) -> OutputParity:
-        sqnr = 10.0 * math.log10(self.signal / self.noise) if self.noise > 0 and self.signal > 0 else None
+        is_known = 0 < self.noise < math.inf and 0 < self.signal < math.inf
         return OutputParity(
-            cosine=self.cosine_sum / self.samples,
-            cosine_min=self.cosine_min,
-            sqnr_db=sqnr,
-            max_abs_error=self.max_abs_error,
+            cosine=self.cosine_sum / self.samples if self.samples else 0.0,
+            cosine_min=self.cosine_min if self.samples else 0.0,
+            sqnr_db=10.0 * math.log10(self.signal / self.noise) if is_known else None,
+            max_abs_error=min(self.max_abs_error, sys.float_info.max),
             nan=self.nan,
         )
 
@@ -137,8 +140,8 @@ class ParityAccumulator:
 
 
 def meets_budget(outputs: Mapping[str, OutputParity], budget: float) -> bool:
-    """Whether every output is finite and its mean cosine reaches the budget."""
-    return all(not output.nan and output.cosine >= budget for output in outputs.values())
+    """Whether every output is finite and its mean cosine reaches the budget; False when nothing was compared."""
+    return bool(outputs) and all(not output.nan and output.cosine >= budget for output in outputs.values())
 
 
 def top1(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -167,8 +170,13 @@ def sqnr_db(reference: np.ndarray, candidate: np.ndarray) -> float:
 
 
 def _cosine(r: np.ndarray, c: np.ndarray) -> float:
-    """Cosine of two vectors; 1 when both are zero, 0 when one is."""
+    """Cosine of two vectors; exactly 1 when they are equal, 0 when one of them is zero."""
+    if np.array_equal(r, c):
+        return 1.0
+    r_max, c_max = float(np.abs(r).max(initial=0.0)), float(np.abs(c).max(initial=0.0))
+    if r_max == 0 or c_max == 0:
+        return 0.0
+    # Squares of fp64 values may overflow or vanish.
+    r, c = r / r_max, c / c_max
     r_norm, c_norm = float(np.linalg.norm(r)), float(np.linalg.norm(c))
-    if r_norm == 0 or c_norm == 0:
-        return 1.0 if r_norm == c_norm else 0.0
     return min(1.0, max(-1.0, float((r / r_norm) @ (c / c_norm))))

@@ -7,6 +7,8 @@ A dimension that no source gives is an error that prints the YAML to fill in: a 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,8 @@ from trtforge.textfile import FileModel, parse_yaml, read_text, validate
 
 NonNegative = Annotated[int, pydantic.Field(ge=0, le=2**31 - 1, strict=True)]
 SHAPE_DTYPES = ("int32", "int64")
+# Words that PyYAML reads as something other than text.
+_YAML_WORDS = {"yes", "no", "on", "off", "true", "false", "null"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,17 +116,37 @@ class ValueRange(FileModel):
         return self
 
 
+def _kind_of_dim(value: Any) -> str:
+    return "name" if isinstance(value, str) else "size" if isinstance(value, int) else "range"
+
+
+# Picks the type that an error speaks of; pydantic otherwise lists what each member of a union misses.
+_BY_KIND = pydantic.Discriminator(
+    _kind_of_dim, custom_error_type="dim", custom_error_message="needs a size or {min: .., opt: .., max: ..}"
+)
+_SIZE_OR_NAME = pydantic.Discriminator(
+    _kind_of_dim, custom_error_type="dim", custom_error_message="needs a size or the name of a dim"
+)
+_Size = Annotated[NonNegative, pydantic.Tag("size")]
+
+
 class _Override(FileModel):
     name: Annotated[str, pydantic.Field(min_length=1, max_length=64)]
-    dims: dict[str, NonNegative | _PartialRange] = pydantic.Field(default_factory=dict)
+    dims: dict[str, Annotated[_Size | Annotated[_PartialRange, pydantic.Tag("range")], _BY_KIND]] = pydantic.Field(
+        default_factory=dict
+    )
     values: dict[str, ValueRange] = pydantic.Field(default_factory=dict)
 
 
 class ProfileFile(FileModel):
     """The content of a profile YAML file; the format is in the README."""
 
-    dims: dict[str, NonNegative | DimRange] = pydantic.Field(default_factory=dict)
-    inputs: dict[str, tuple[NonNegative | str, ...]] = pydantic.Field(default_factory=dict)
+    dims: dict[str, Annotated[_Size | Annotated[DimRange, pydantic.Tag("range")], _BY_KIND]] = pydantic.Field(
+        default_factory=dict
+    )
+    inputs: dict[str, tuple[Annotated[_Size | Annotated[str, pydantic.Tag("name")], _SIZE_OR_NAME], ...]] = (
+        pydantic.Field(default_factory=dict)
+    )
     values: dict[str, ValueRange] = pydantic.Field(default_factory=dict)
     profiles: tuple[_Override, ...] = ()
 
@@ -174,13 +198,20 @@ def profiles_from_data(shapes: Mapping[str, Sequence[tuple[int, ...]]], specs: S
         specs: the model's inputs.
 
     Raises:
-        InputError: an open dimension of an input that the data does not have.
+        InputError: an open dimension of an input that the data does not have, or data of several ranks.
     """
     inputs: dict[str, ShapeRange] = {}
     for spec in specs:
         seen = shapes.get(spec.name)
         if not seen:
             raise missing_ranges(specs)
+        ranks = sorted({len(shape) for shape in seen})
+        if len(ranks) > 1:
+            raise InputError(
+                f"the data gives input '{spec.name}' different numbers of axes",
+                f"it has arrays with {' and '.join(map(str, ranks))} axes",
+                "save every sample with the same axes",
+            )
         axes = list(zip(*seen, strict=True))
         dims: list[int | str | None] = list(spec.shape) if spec.shape is not None else [None] * len(axes)
         low = [min(sizes) for sizes in axes]
@@ -229,67 +260,78 @@ def profile_template(specs: Sequence[TensorSpec]) -> str:
     ordered = list(dict.fromkeys(dim for dims in names.values() for dim in dims if isinstance(dim, str)))
     lines = ["dims:"] if ordered else []
     lines += [f"  {name}: {{min: 1, opt: ?, max: ?}}" for name in ordered]
-    lines += ["inputs:"] + [f"  {_yaml_key(name)}: [{', '.join(map(str, dims))}]" for name, dims in names.items()]
+    lines += ["inputs:"]
+    for spec in specs:
+        if spec.shape is None:
+            lines.append(f"  {_yaml_key(spec.name)}: [?]  # one entry per axis; the model does not state how many")
+        else:
+            lines.append(f"  {_yaml_key(spec.name)}: [{', '.join(map(str, names[spec.name]))}]")
     return "\n".join(lines) + "\n"
 
 
 def profiles_to_yaml(profiles: ProfileSet, specs: Sequence[TensorSpec]) -> str:
     """The YAML of resolved profiles, as `trtforge profile` prints it; reading it back gives the same ranges."""
     names = dim_names(specs, profiles)
-    base: dict[str, ShapeRange] = {}
+    dims, values = [], []
     for profile in profiles.profiles:
-        for name, dims in names.items():
-            span = profile.inputs[name]
-            for axis, dim in enumerate(dims):
-                if isinstance(dim, str) and dim not in base:
-                    base[dim] = ShapeRange((span.min[axis],), (span.opt[axis],), (span.max[axis],))
-    lines = ["dims:"] if base else []
-    lines += [f"  {name}: {{min: {r.min[0]}, opt: {r.opt[0]}, max: {r.max[0]}}}" for name, r in base.items()]
-    lines += ["inputs:"] + [f"  {_yaml_key(name)}: [{', '.join(map(str, dims))}]" for name, dims in names.items()]
+        spans = [(dim, profile.inputs[name], axis) for name, own in names.items() for axis, dim in enumerate(own)]
+        dims.append({dim: _span_to_yaml(span, axis) for dim, span, axis in spans if isinstance(dim, str)})
+        values.append({_yaml_key(name): _span_to_yaml(span) for name, span in profile.values.items()})
+    shared = {name: value for name, value in values[0].items() if all(name in other for other in values)}
+    lines = ["dims:"] if dims[0] else []
+    lines += [f"  {name}: {span}" for name, span in dims[0].items()]
+    lines += ["inputs:"] + [f"  {_yaml_key(name)}: [{', '.join(map(str, own))}]" for name, own in names.items()]
+    lines += ["values:"] if shared else []
+    lines += [f"  {name}: {span}" for name, span in shared.items()]
+    if len(dims) > 1 or profiles.first.name != "default":
+        lines.append("profiles:")
+        for profile, own_dims, own_values in zip(profiles.profiles, dims, values, strict=True):
+            parts = [f"name: {_yaml_key(profile.name)}"]
+            for section, own, base in (("dims", own_dims, dims[0]), ("values", own_values, shared)):
+                changed = [f"{name}: {span}" for name, span in own.items() if base.get(name) != span]
+                parts += [f"{section}: {{{', '.join(changed)}}}"] if changed else []
+            lines.append(f"  - {{{', '.join(parts)}}}")
     return "\n".join(lines) + "\n"
+
+
+def _span_to_yaml(span: ShapeRange, axis: int | None = None) -> str:
+    low, opt, high = (list(sizes) if axis is None else sizes[axis] for sizes in (span.min, span.opt, span.max))
+    return f"{{min: {low}, opt: {opt}, max: {high}}}"
 
 
 def dim_names(specs: Sequence[TensorSpec], profiles: ProfileSet | None = None) -> dict[str, list[int | str]]:
     """Every input's dims as a profile file writes them: an integer, or a name made plain and unique where it must be.
 
-    With `profiles`, a name shared by dims whose ranges differ is split, and a dim without range is an integer.
+    With `profiles`, a name shared by dims whose ranges differ is split, and a dim that cannot vary is an integer.
     """
     result: dict[str, list[int | str]] = {}
-    ranges: dict[str, Any] = {}
+    meanings: dict[str, Any] = {}
     for spec in specs:
-        span = profiles.first.inputs[spec.name] if profiles else None
-        rank = len(spec.shape) if spec.shape is not None else (len(span.min) if span else 0)
+        spans = [profile.inputs[spec.name] for profile in profiles.profiles] if profiles else []
+        shape = spec.shape if spec.shape is not None else (None,) * (len(spans[0].min) if spans else 0)
         dims: list[int | str] = []
-        for axis in range(rank):
-            dim = spec.shape[axis] if spec.shape is not None else None
-            if isinstance(dim, int):
-                dims.append(dim)
+        for axis, dim in enumerate(shape):
+            sizes = tuple(sizes[axis] for span in spans for sizes in (span.min, span.opt, span.max))
+            if isinstance(dim, int) or len(set(sizes)) == 1:
+                dims.append(dim if isinstance(dim, int) else sizes[0])
                 continue
-            name = re.sub(r"\W+", "_", dim or "").strip("_")
-            if not name or name[0].isdigit():
-                name = re.sub(r"\W+", "_", f"{spec.name}_{axis}").strip("_")
-            key = (span.min[axis], span.opt[axis], span.max[axis]) if span else None
-            if ranges.setdefault(name, key) != key:
-                name = re.sub(r"\W+", "_", f"{spec.name}_{axis}").strip("_")
-                ranges[name] = key
-            dims.append(name)
+            plain = re.sub(r"\W+", "_", dim or "").strip("_")
+            is_name = plain and not plain[0].isdigit() and plain.lower() not in _YAML_WORDS
+            own = re.sub(r"\W+", "_", f"{spec.name}_{axis}").strip("_")
+            own = f"dim_{own}" if own[0].isdigit() else own
+            meaning = sizes or (dim if is_name else (spec.name, axis))
+            candidates = itertools.chain([plain] if is_name else [], [own], (f"{own}_{n}" for n in itertools.count(2)))
+            dims.append(next(name for name in candidates if meanings.setdefault(name, meaning) == meaning))
         result[spec.name] = dims
     return result
 
 
 def _yaml_key(name: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z_][\w./-]*", name) and name.lower() not in (
-        "y",
-        "n",
-        "yes",
-        "no",
-        "on",
-        "off",
-        "true",
-        "false",
-        "null",
-    )
-    return name if plain else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """A name as YAML text that reads back as it is."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", name) and name.lower() not in _YAML_WORDS:
+        return name
+    plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in name)
+    return f'"{"".join(plain)}"'
 
 
 def _check_known(name: str, known: Iterable[str], kind: str, source: str, why: str) -> None:
@@ -301,7 +343,8 @@ def _input_layout(spec: TensorSpec, content: ProfileFile, source: str) -> tuple[
     """The dims of one input: the file's, checked against the model's; else the model's own names."""
     given = content.inputs.get(spec.name)
     if given is None:
-        own = [dim if isinstance(dim, int) or dim in content.dims else None for dim in spec.shape or (None,)]
+        shape = (None,) if spec.shape is None else spec.shape
+        own = [dim if isinstance(dim, int) or dim in content.dims else None for dim in shape]
         if any(dim is None for dim in own):
             raise missing_ranges([spec])
         return tuple(dim for dim in own if dim is not None)
@@ -352,16 +395,27 @@ def _resolve(
                 )
         inputs[spec.name] = ShapeRange(*(tuple(span[i] for span in spans) for i in range(3)))
     values = {}
+    by_name = {spec.name: spec for spec in specs}
     for name, value in {**content.values, **override.values}.items():
-        dtype = next((spec.dtype for spec in specs if spec.name == name), "unknown")
-        if dtype not in SHAPE_DTYPES:
-            raise InputError(
-                f"{place} gives values for '{name}'",
-                f"values are for integer inputs that hold a shape; this one is {dtype}",
-                f"remove '{name}' from 'values:'",
-            )
+        _check_known(name, by_name, "input", place, f"the model's inputs are {', '.join(sorted(by_name))}")
+        _check_values(by_name[name], len(value.min), place)
         values[name] = ShapeRange(value.min, value.opt, value.max)
     return Profile(override.name, inputs, values)
+
+
+def _check_values(spec: TensorSpec, count: int, place: str) -> None:
+    if spec.dtype not in SHAPE_DTYPES:
+        raise InputError(
+            f"{place} gives values for '{spec.name}'",
+            f"values are for integer inputs that hold a shape; this one is {spec.dtype}",
+            f"remove '{spec.name}' from 'values:'",
+        )
+    if not spec.is_dynamic and count != math.prod(dim for dim in spec.shape or () if isinstance(dim, int)):
+        raise InputError(
+            f"{place} gives {count} values for '{spec.name}'",
+            f"the model has {spec.describe()}",
+            "give one value per element",
+        )
 
 
 def _as_range(dim: int | DimRange) -> tuple[int, int, int]:

@@ -79,7 +79,7 @@ def load_recipe(name_or_path: str | Path | None, limits: Limits = DEFAULT_LIMITS
     if name_or_path is None:
         return QuantRecipe()
     path = Path(name_or_path)
-    if not path.exists():
+    if path.is_dir() or not path.exists():
         shipped = shipped_recipes()
         if str(name_or_path) not in shipped:
             raise InputError(
@@ -89,4 +89,5 @@ def load_recipe(name_or_path: str | Path | None, limits: Limits = DEFAULT_LIMITS
             )
         path = shipped[str(name_or_path)]
     text = read_text(path, "recipe", limits)
-    return validate(QuantRecipe, parse_yaml(text, f"recipe {path}", limits) or {}, f"recipe {path}")
+    value = parse_yaml(text, f"recipe {path}", limits)
+    return validate(QuantRecipe, {} if value is None else value, f"recipe {path}")

@@ -6,7 +6,6 @@ INT8 kernels drift from the arithmetic that the graph states.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +72,7 @@ def _load(path: Path, taps: list[str], as_written: bool) -> tuple[Child, list[st
             return _load(path, taps, as_written=True)
         raise
     except BaseException:
-        child.kill()
+        child.close()
         raise
     return child, list(meta["outputs"])
 
@@ -91,32 +90,27 @@ def _handle_load(meta: Meta, _: Arrays, __: Callable[[Meta], None]) -> tuple[Met
     if meta["as_written"]:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     path = Path(meta["path"])
-    with contextlib.ExitStack() as stack:
-        source = _tapped_model(path, meta["taps"], stack) if meta["taps"] else str(path)
-        try:
-            _session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as err:
-            raise InputError(
-                f"ONNX Runtime cannot load {path.name}", _one_line(err), "check the model with the tool that made it"
-            ) from None
+    # Of a model that is given as bytes ONNX Runtime knows no folder.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    source = _tapped_model(path, meta["taps"]) if meta["taps"] else str(path)
+    try:
+        _session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as err:
+        raise InputError(
+            f"ONNX Runtime cannot load {path.name}", _one_line(err), "check the model with the tool that made it"
+        ) from None
     return {"outputs": [output.name for output in _session.get_outputs()]}, {}
 
 
-def _tapped_model(path: Path, taps: Sequence[str], stack: contextlib.ExitStack) -> bytes | str:
-    """The model with the taps as graph outputs: bytes, or a temporary file beside its external data."""
+def _tapped_model(path: Path, taps: Sequence[str]) -> bytes:
+    """The model with the taps as further graph outputs; its external data stays where it is."""
     import onnx
-    from onnx.external_data_helper import uses_external_data
 
     model = onnx.load(str(path), load_external_data=False)
     present = {output.name for output in model.graph.output}
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in taps if name not in present)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(taps) if name not in present)
     data: bytes = model.SerializeToString()
-    if not any(uses_external_data(tensor) for tensor in model.graph.initializer):
-        return data
-    file = path.with_name(f"tapped-{os.getpid()}.onnx")
-    stack.callback(file.unlink, missing_ok=True)
-    file.write_bytes(data)
-    return str(file)
+    return data
 
 
 def _handle_run(_: Meta, arrays: Arrays, __: Callable[[Meta], None]) -> tuple[Meta, Arrays]:

@@ -12,7 +12,11 @@ from trtforge.parity import DEFAULT_BUDGETS
 
 FloatType = Literal["fp32", "fp16", "bf16"]
 # numpy / ml_dtypes names of the float types.
-FLOAT_DTYPES: dict[FloatType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FLOAT_DTYPES: dict[FloatType, Literal["float32", "float16", "bfloat16"]] = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +61,34 @@ def precision_from_options(int8: bool, fp16: bool, bf16: bool, fp32: bool) -> Pr
     return Precision(int8, chosen[0] if chosen else ("fp16" if int8 else "fp32"))
 
 
+def precision_from_name(name: str) -> Precision:
+    """The precision of a `Precision.name`.
+
+    Raises:
+        InputError: unknown name.
+    """
+    known = {p.name: p for p in (Precision(int8, base) for int8 in (False, True) for base in FLOAT_DTYPES)}
+    if name not in known:
+        raise InputError(f"precision {name!r} is unknown", f"it is one of {', '.join(known)}", "correct it")
+    return known[name]
+
+
+Verification = Literal["auto", "off", "required"]
+
+
+def verify_from_options(no_verify: bool, require_verify: bool) -> Verification:
+    """What `--no-verify` and `--require-verify` mean.
+
+    Raises:
+        InputError: both.
+    """
+    if no_verify and require_verify:
+        raise InputError(
+            "--no-verify and --require-verify exclude each other", "one skips what the other demands", "give one"
+        )
+    return "off" if no_verify else ("required" if require_verify else "auto")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSpec:
     """One build.
@@ -90,7 +122,7 @@ class BuildSpec:
     gpu: str | None = None
     budget: float | None = None
     metric: str | None = None
-    verify: Literal["auto", "off", "required"] = "auto"
+    verify: Verification = "auto"
     tf32: bool = True
     output: Path | None = None
     force: bool = False

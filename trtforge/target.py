@@ -66,7 +66,7 @@ def rtx_target_from_option(gpu: str | None) -> Target:
     allowed = ", ".join(f"sm_{cc}" for cc in RTX_COMPUTE_CAPABILITIES)
     found: set[int] = set()
     for name in gpu.split(","):
-        match = re.fullmatch(r"sm_(\d{2,3})", name.strip())
+        match = re.fullmatch(r"sm_([1-9]\d{1,2})", name.strip(), re.ASCII)
         if match is None:
             raise InputError(
                 f"--gpu {name.strip()!r} is not a compute capability",

@@ -1,4 +1,4 @@
-"""Read YAML and JSON files from users: bounded in size and depth, no duplicate keys, no aliases, no object tags."""
+"""Read YAML and JSON files from users: bounded in size and depth, no duplicate keys, no aliases, no tags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class FileModel(pydantic.BaseModel):
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys, aliases (they expand exponentially) and deep nesting."""
+    """SafeLoader that refuses duplicate keys, aliases (they expand exponentially), deep nesting and explicit tags.
+
+    PyYAML's own constructors fail with KeyError, IndexError or AttributeError on a tag that does not fit its value.
+    """
 
     max_depth = DEFAULT_LIMITS.text_depth
     _depth = 0
@@ -31,9 +34,11 @@ class _StrictLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", event.start_mark)
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.tag is not None:
+            raise yaml.composer.ComposerError(None, None, "tags (!name) are not allowed", event.start_mark)
         self._depth += 1
         if self._depth > self.max_depth:
-            event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(
                 None, None, f"nested deeper than {self.max_depth} levels", event.start_mark
             )
@@ -64,13 +69,16 @@ def read_text(path: Path, what: str, limits: Limits = DEFAULT_LIMITS) -> str:
         InputError: missing, unreadable, too large or not UTF-8.
     """
     try:
-        if path.stat().st_size > limits.text_bytes:
+        with path.open("rb") as file:
+            # A device or a pipe states no size, so the bound is on what is read.
+            data = file.read(limits.text_bytes + 1)
+        if len(data) > limits.text_bytes:
             raise InputError(
                 f"{what} {path} is too large",
-                f"it has {path.stat().st_size} bytes; the limit is {limits.text_bytes}",
-                f"check the file, or raise it with --limit text_bytes={path.stat().st_size}",
+                f"it has more than {limits.text_bytes} bytes, which is the limit",
+                f"check the file, or raise it with --limit text_bytes={2 * limits.text_bytes}",
             )
-        return path.read_text(encoding="utf-8")
+        return data.decode("utf-8")
     except FileNotFoundError as err:
         raise InputError(f"{what} {path} does not exist", "no such file", "check the path") from err
     except (OSError, UnicodeDecodeError) as err:
@@ -84,31 +92,41 @@ def parse_yaml(text: str, source: str, limits: Limits = DEFAULT_LIMITS) -> Any:
     Raises:
         InputError: not YAML, nested too deep, aliases or duplicate keys; names the line.
     """
-    loader = _StrictLoader(text)
-    loader.max_depth = limits.text_depth
     try:
-        return loader.get_single_data()
-    except (yaml.YAMLError, RecursionError, ValueError) as err:
+        loader = _StrictLoader(text)
+        loader.max_depth = limits.text_depth
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as err:
         mark = getattr(err, "problem_mark", None)
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         reason = getattr(err, "problem", None) or str(err) or "nested too deep"
-        raise InputError(f"{source} is not valid YAML", f"{reason}{place}", "correct that line") from err
-    finally:
-        loader.dispose()
+        why = f"{' '.join(reason.split())}{place}"
+        raise InputError(f"{source} is not valid YAML", why, "correct that line") from err
 
 
 def parse_json(text: str, source: str) -> Any:
-    """The value of a JSON text; NaN and Infinity are refused.
+    """The value of a JSON text; NaN, Infinity and duplicate keys are refused.
 
     Raises:
         InputError: not JSON, or nested too deep.
     """
 
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        for key, item in pairs:
+            if key in value:
+                raise ValueError(f"duplicate key {key!r}")
+            value[key] = item
+        return value
+
     def refuse_constant(name: str) -> Any:
         raise ValueError(f"{name} is not a JSON number")
 
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_duplicates)
     except (ValueError, RecursionError) as err:
         raise InputError(f"{source} is not valid JSON", str(err) or "nested too deep", "correct the file") from err
 
@@ -136,7 +154,7 @@ def validate(model: type[ModelT], value: Any, source: str) -> ModelT:
             elif problem["type"] == "missing":
                 problems.append(f"missing key '{place}'")
             else:
-                problems.append(f"{place}: {problem['msg']}")
+                problems.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}")
         raise InputError(
             f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
             "; ".join(problems[:8]),

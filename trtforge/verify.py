@@ -64,7 +64,7 @@ def plan_runs(dataset: Dataset, opt_batch: int, min_batch: int) -> list[Run]:
     """All samples at the opt batch, and the first few at batch 1 (or the smallest batch that the profile allows)."""
     runs = [Run(dataset, opt_batch)]
     if min_batch < opt_batch:
-        stop = dataset.start + min(len(dataset), SMALL_BATCH_SAMPLES)
+        stop = dataset.start + min(len(dataset), max(SMALL_BATCH_SAMPLES, min_batch))
         runs.append(Run(dataset.view(dataset.start, stop), min_batch))
     return runs
 
@@ -113,7 +113,7 @@ def score(
 def find_worst_nodes(
     reference: Path, candidate: Path, outputs_of: Mapping[str, str], dataset: Dataset, batch: int
 ) -> tuple[NodeError, ...]:
-    """The nodes whose own output is furthest from the fp32 graph's, worst first.
+    """The nodes whose own output is furthest from the fp32 graph's, worst first; none that is equal to it.
 
     Args:
         reference: the fp32 graph that has the same tensor names.
@@ -122,7 +122,9 @@ def find_worst_nodes(
         dataset: a few of its samples are run.
         batch: batch size to run them at.
     """
-    few = dataset.view(dataset.start, dataset.start + min(len(dataset), WORST_NODE_SAMPLES))
+    few = dataset.view(
+        dataset.start, dataset.start + min(len(dataset), max(WORST_NODE_SAMPLES, dataset.smallest_batch))
+    )
     taps = list(outputs_of.values())
     worst = dict.fromkeys(outputs_of, math.inf)
     with ReferenceModel(reference, taps=taps) as exact, ReferenceModel(candidate, taps=taps, as_written=True) as built:
@@ -130,8 +132,11 @@ def find_worst_nodes(
             expected, actual = exact.run(chunk.feeds), built.run(chunk.feeds)
             for node, tensor in outputs_of.items():
                 worst[node] = min(worst[node], sqnr_db(expected[tensor], actual[tensor]))
-    ranked = sorted(worst.items(), key=lambda item: item[1])[:NUM_WORST_NODES]
-    return tuple(NodeError(node=node, sqnr_db=value if math.isfinite(value) else None) for node, value in ranked)
+    ranked = sorted((item for item in worst.items() if item[1] < math.inf), key=lambda item: item[1])
+    return tuple(
+        NodeError(node=node, sqnr_db=value if math.isfinite(value) else None)
+        for node, value in ranked[:NUM_WORST_NODES]
+    )
 
 
 def _score_one(
@@ -143,6 +148,7 @@ def _score_one(
     with ReferenceModel(candidate.path, as_written=candidate.as_written) as model:
         for run, spool in zip(runs, spools, strict=True):
             accumulator = ParityAccumulator()
+            samples = 0
             for batch, expected in zip(_with_progress(run, candidate.label, report), spool.read(), strict=True):
                 actual = model.run(batch.feeds)
                 try:
@@ -153,9 +159,10 @@ def _score_one(
                         str(err),
                         "report this model: a graph pass changed its outputs",
                     ) from err
+                samples += len(batch)
                 if run is runs[0]:
                     meter.add(batch, actual)
-            batches.append(BatchParity(batch=run.batch, samples=len(run.dataset), outputs=accumulator.result()))
+            batches.append(BatchParity(batch=run.batch, samples=samples, outputs=accumulator.result()))
     return Scores(tuple(batches), meter.result(exact))
 
 
@@ -233,7 +240,7 @@ class _Meter:
 
 def _concatenate(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     try:
-        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        return {name: np.concatenate([np.atleast_1d(batch[name]) for batch in batches]) for name in batches[0]}
     except ValueError as err:
         raise InputError(
             "--metric needs batches of one shape", str(err), "pad the evaluation data to one shape"

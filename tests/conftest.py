@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import save_onnx
+
+from trtforge.tensor import TensorSpec
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    """x [batch, 4] -> MatMul 4x8 -> Relu -> MatMul 8x3 -> scores [batch, 3]; node and tensor names are fixed."""
+    random = np.random.default_rng(7)
+    return save_onnx(
+        tmp_path / "mlp.onnx",
+        """mlp (float[batch, 4] x) => (float[batch, 3] scores) {
+            [up] hidden = MatMul(x, w1)
+            [act] active = Relu(hidden)
+            [down] scores = MatMul(active, w2)
+        }""",
+        w1=random.normal(size=(4, 8)).astype(np.float32),
+        w2=random.normal(size=(8, 3)).astype(np.float32),
+    )
+
+
+@pytest.fixture
+def x_spec() -> tuple[TensorSpec, ...]:
+    """The input of `mlp`."""
+    return (TensorSpec("x", "float32", ("batch", 4)),)

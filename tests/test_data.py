@@ -1,0 +1,613 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import dataset_of, npy_bytes, zip_of
+
+from trtforge.data import Batch, Dataset, check_batch, load_function, open_dataset
+from trtforge.errors import InputError
+from trtforge.limits import Limits
+from trtforge.tensor import TensorSpec
+
+Specs = tuple[TensorSpec, ...]
+TOKENS = (TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq")))
+
+
+class Trap:
+    """Unpickling one of these writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def samples(count: int) -> np.ndarray:
+    """[count, 4], all different."""
+    return np.arange(count * 4, dtype=np.float32).reshape(count, 4)
+
+
+def save(path: Path, **arrays: object) -> Path:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return path
+
+
+def rows_of(dataset: Dataset, batch_size: int) -> list[list[int]]:
+    """For every batch, the index of each of its samples (of `samples`)."""
+    return [[int(row[0]) // 4 for row in batch.feeds["x"]] for batch in dataset.batches(batch_size)]
+
+
+def refusal(source: str | Path, specs: Specs, limits: Limits | None = None) -> InputError:
+    with pytest.raises(InputError, match="cannot be used") as caught:
+        open_dataset(source, specs, limits or Limits())
+    assert str(source) in caught.value.what
+    assert caught.value.fix
+    return caught.value
+
+
+# Reading
+
+
+@pytest.mark.parametrize("writer", [np.savez, np.savez_compressed])
+def test_npz_is_read_in_batches_with_a_smaller_last_one(tmp_path: Path, x_spec: Specs, writer: object) -> None:
+    writer(tmp_path / "d.npz", x=samples(10))  # type: ignore[operator]
+    dataset = open_dataset(tmp_path / "d.npz", x_spec)
+    assert len(dataset) == 10
+    assert not dataset.has_labels
+    assert rows_of(dataset, 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert rows_of(dataset, 4) == rows_of(dataset, 4)
+
+
+def test_values_arrive_unchanged(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    ids, mask = random.integers(0, 9, (5, 7)), random.integers(0, 2, (5, 7))
+    dataset = open_dataset(save(tmp_path / "d.npz", ids=ids, mask=np.asfortranarray(mask)), TOKENS)
+    batches = list(dataset.batches(2))
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    np.testing.assert_array_equal(np.concatenate([batch.feeds["ids"] for batch in batches]), ids)
+    np.testing.assert_array_equal(np.concatenate([batch.feeds["mask"] for batch in batches]), mask)
+
+
+def test_big_endian_arrays_are_read(tmp_path: Path, x_spec: Specs) -> None:
+    dataset = open_dataset(save(tmp_path / "d.npz", x=samples(3).astype(">f4")), x_spec)
+    np.testing.assert_array_equal(next(dataset.batches(3)).feeds["x"], samples(3))
+
+
+def test_header_format_2_is_read(tmp_path: Path, x_spec: Specs) -> None:
+    path = zip_of(tmp_path / "d.npz", {"x.npy": npy_bytes(samples(3), version=(2, 0))})
+    assert rows_of(open_dataset(path, x_spec), 8) == [[0, 1, 2]]
+
+
+def test_an_axis_may_be_empty_where_the_model_leaves_it_open(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", ids=np.zeros((3, 0), np.int64), mask=np.zeros((3, 0), np.int64))
+    assert next(open_dataset(path, TOKENS).batches(3)).feeds["ids"].shape == (3, 0)
+
+
+def test_infinity_is_allowed(tmp_path: Path, x_spec: Specs) -> None:
+    path = save(tmp_path / "d.npz", x=np.full((2, 4), -np.inf, np.float32))
+    assert len(open_dataset(path, x_spec)) == 2
+
+
+def test_an_input_of_unknown_rank_takes_any(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", x=np.zeros((2, 3, 4), np.float32))
+    assert len(open_dataset(path, (TensorSpec("x", "float32", None),))) == 2
+
+
+def test_folder_holds_one_batch_per_file_in_name_order_and_shapes_may_differ(tmp_path: Path) -> None:
+    for index, seq in enumerate((3, 5, 5)):
+        ids = np.full((2, seq), index)
+        save(tmp_path / f"{index}.npz", ids=ids, mask=np.ones_like(ids))
+    (tmp_path / "notes.txt").write_text("not data")
+    dataset = open_dataset(tmp_path, TOKENS)
+    assert len(dataset) == 6
+    assert [batch.feeds["ids"].tolist() for batch in dataset.batches(8)] == [
+        [[0] * 3] * 2,
+        [[1] * 5] * 2 + [[2] * 5] * 2,
+    ]
+    assert dataset.batch_shapes(2)["ids"] == [(2, 3), (2, 5), (2, 5)]
+
+
+def test_fingerprint_depends_on_content_only(tmp_path: Path, x_spec: Specs) -> None:
+    first = open_dataset(save(tmp_path / "a.npz", x=samples(3)), x_spec)
+    same = open_dataset(save(tmp_path / "b.npz", x=samples(3)), x_spec)
+    other = open_dataset(save(tmp_path / "c.npz", x=samples(3) + 1), x_spec)
+    assert first.sha256 == same.sha256 != other.sha256
+    assert len({first.sha256, first.view(0, 2).sha256, first.view(0, 3).sha256, first.view(1, 3).sha256}) == 4
+
+
+# Labels
+
+
+def test_labels_go_with_their_samples(tmp_path: Path, x_spec: Specs) -> None:
+    dataset = open_dataset(save(tmp_path / "d.npz", x=samples(10), labels=np.arange(10, dtype=np.uint8)), x_spec)
+    assert dataset.has_labels
+    for batch in (*dataset.batches(3), *dataset.view(4, 9).batches(4)):
+        assert batch.labels is not None
+        assert batch.labels.tolist() == [int(row[0]) // 4 for row in batch.feeds["x"]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        (np.zeros(10, np.float32), "'labels' is float32 [10]"),
+        (np.zeros(9, np.int64), "'labels' is int64 [9]"),
+        (np.zeros((10, 1), np.int64), "'labels' is int64 [10, 1]"),
+        (np.int64(3), "'labels' is int64 []"),
+        (np.zeros(10, "<U0"), "'labels' is str"),
+        (np.array([None] * 10), "array 'labels' is pickled"),
+    ],
+)
+def test_labels_are_one_integer_class_per_sample(tmp_path: Path, x_spec: Specs, labels: object, why: str) -> None:
+    assert why in refusal(save(tmp_path / "d.npz", x=samples(10), labels=labels), x_spec).why
+
+
+def test_labels_that_are_an_input_are_no_classes(tmp_path: Path) -> None:
+    specs = (TensorSpec("labels", "float32", ("batch", 2)),)
+    dataset = open_dataset(save(tmp_path / "d.npz", labels=np.zeros((3, 2), np.float32)), specs)
+    assert not dataset.has_labels
+    assert next(dataset.batches(3)).feeds["labels"].shape == (3, 2)
+
+
+def test_a_folder_has_labels_only_where_every_file_has(tmp_path: Path, x_spec: Specs) -> None:
+    save(tmp_path / "0.npz", x=samples(2), labels=np.array([1, 2]))
+    assert open_dataset(tmp_path, x_spec).has_labels
+    save(tmp_path / "1.npz", x=samples(2))
+    dataset = open_dataset(tmp_path, x_spec)
+    assert not dataset.has_labels
+    assert [batch.labels is None for batch in dataset.batches(8)] == [False, True]
+
+
+# What does not fit the model
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"y": samples(2)}, "no array for input x; unknown array y"),
+        ({}, "no array for input x"),
+        ({"x": samples(2), "z": samples(2)}, "unknown array z"),
+        ({"x": samples(2).astype(np.float64)}, "input 'x' is float64; the model takes float32"),
+        ({"x": samples(2).astype(np.int32)}, "input 'x' is int32; the model takes float32"),
+        ({"x": samples(2)[0]}, "input 'x' has 1 axes [4]; the model takes x float32 [batch, 4]"),
+        ({"x": samples(2)[None]}, "input 'x' has 3 axes [1, 2, 4]"),
+        ({"x": np.float32(1)}, "input 'x' has no axis of samples"),
+        ({"x": np.zeros((2, 5), np.float32)}, "axis 1 of input 'x' has size 5; the model takes x float32 [batch, 4]"),
+        ({"x": samples(0)}, "it holds no samples"),
+        ({"x": np.array(["a", "b"])}, "input 'x' is str"),
+    ],
+)
+def test_arrays_that_do_not_fit_the_model_are_refused(
+    tmp_path: Path, x_spec: Specs, arrays: dict[str, object], why: str
+) -> None:
+    assert why in refusal(save(tmp_path / "d.npz", **arrays), x_spec).why
+
+
+def test_a_wrong_name_is_answered_with_the_models_names(tmp_path: Path) -> None:
+    error = refusal(save(tmp_path / "d.npz", tokens=np.zeros((1, 1), np.int64)), TOKENS)
+    assert error.why == "no array for input ids, mask; unknown array tokens"
+    assert error.fix == "name the arrays after the model's inputs: ids, mask (and 'labels' for classes)"
+
+
+def test_a_wrong_dtype_is_answered_with_the_right_one(tmp_path: Path, x_spec: Specs) -> None:
+    assert refusal(save(tmp_path / "d.npz", x=np.zeros((1, 4))), x_spec).fix == "save it as float32"
+
+
+def test_inputs_of_different_length_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", ids=np.zeros((3, 2), np.int64), mask=np.zeros((4, 2), np.int64))
+    assert "different numbers of samples: ids 3, mask 4" in refusal(path, TOKENS).why
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_nan_is_refused_with_its_sample(tmp_path: Path, x_spec: Specs, order: str) -> None:
+    array = samples(100)
+    array[71, 2] = np.nan
+    error = refusal(save(tmp_path / "d.npz", x=np.asarray(array, order=order)), x_spec)  # type: ignore[call-overload]
+    assert error.why == "input 'x' holds NaN, first in sample 71"
+
+
+def test_fp16_nan_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", x=np.full((1, 2), np.nan, np.float16))
+    assert "holds NaN" in refusal(path, (TensorSpec("x", "float16", (1, 2)),)).why
+
+
+# Hostile and damaged files
+
+
+@pytest.mark.parametrize("name", ["x", "labels", "other"])
+def test_pickled_arrays_are_refused_and_never_run(tmp_path: Path, x_spec: Specs, name: str) -> None:
+    trap = np.array([[Trap(tmp_path / "sprung")] * 4] * 2)
+    path = zip_of(
+        tmp_path / "d.npz", {"x.npy": npy_bytes(samples(2)), f"{name}.npy": npy_bytes(trap, allow_pickle=True)}
+    )
+    error = refusal(path, x_spec)
+    assert error.why == f"array '{name}' is pickled"
+    assert "never unpickles" in error.fix
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_pickle_named_npz_is_refused_and_never_run(tmp_path: Path, x_spec: Specs) -> None:
+    np.save(tmp_path / "d.npy", np.array(Trap(tmp_path / "sprung")), allow_pickle=True)
+    path = (tmp_path / "d.npy").rename(tmp_path / "d.npz")
+    assert "it is no .npz file" in refusal(path, x_spec).why
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, x_spec: Specs) -> None:
+    with (
+        zipfile.ZipFile(tmp_path / "d.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w") as stream,
+    ):
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (4 * 2**20, 4)})
+        stream.write(header.getvalue())
+        for _ in range(64):
+            stream.write(bytes(2**20))
+    path = tmp_path / "d.npz"
+    assert path.stat().st_size < 2**20
+    tracemalloc.start()
+    error = refusal(path, x_spec, Limits(data_bytes=2**25))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "the limit is 33554432" in error.why
+    assert "--limit data_bytes=" in error.fix
+    assert peak < 2**21
+
+
+def test_size_limit_counts_all_arrays_together(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", ids=np.zeros((8, 64), np.int64), mask=np.zeros((8, 64), np.int64))
+    unpacked = 2 * (128 + 8 * 64 * 8)
+    assert len(open_dataset(path, TOKENS, Limits(data_bytes=unpacked))) == 8
+    assert f"unpacks to {unpacked} bytes" in refusal(path, TOKENS, Limits(data_bytes=unpacked - 1)).why
+
+
+def test_an_entry_that_unpacks_to_more_than_it_states_is_refused(tmp_path: Path, x_spec: Specs) -> None:
+    """The zip file says 128 + 16 bytes in both of its places; the deflated stream holds a megabyte more."""
+    honest = npy_bytes(samples(1))
+    path = zip_of(tmp_path / "d.npz", {"x.npy": honest + bytes(2**20)}, zipfile.ZIP_DEFLATED)
+    stated = (len(honest) + 2**20).to_bytes(4, "little")
+    assert path.read_bytes().count(stated) == 2
+    path.write_bytes(path.read_bytes().replace(stated, len(honest).to_bytes(4, "little")))
+    tracemalloc.start()
+    assert "damaged" in refusal(path, x_spec).why
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**19
+
+
+def test_an_entry_that_unpacks_to_less_than_it_states_is_refused(tmp_path: Path, x_spec: Specs) -> None:
+    """The array's header and the zip file agree on 10 samples; the deflated stream ends properly after 3."""
+    whole = npy_bytes(samples(10))
+    part = whole[: len(whole) - 7 * 16]
+    path = zip_of(tmp_path / "d.npz", {"x.npy": part}, zipfile.ZIP_DEFLATED)
+    stated = len(part).to_bytes(4, "little")
+    assert path.read_bytes().count(stated) == 2
+    path.write_bytes(path.read_bytes().replace(stated, len(whole).to_bytes(4, "little")))
+    assert "it ends after 48 of 128 bytes" in refusal(path, x_spec).why
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_far_behind_the_header_is_refused(tmp_path: Path, compression: int) -> None:
+    specs = (TensorSpec("x", "int32", ("batch", 4)),)
+    array = np.random.default_rng(1).integers(0, 100, (100_000, 4), np.int32)
+    path = zip_of(tmp_path / "d.npz", {"x.npy": npy_bytes(array)}, compression)
+    damaged = bytearray(path.read_bytes())
+    middle = len(damaged) * 3 // 4
+    damaged[middle : middle + 4096] = np.random.default_rng(2).bytes(4096)
+    path.write_bytes(damaged)
+    assert "damaged" in refusal(path, specs).why
+
+
+@pytest.mark.parametrize("keep", [0, 1, 30, 100, -30, -1])
+def test_a_truncated_npz_is_refused(tmp_path: Path, x_spec: Specs, keep: int) -> None:
+    path = save(tmp_path / "d.npz", x=samples(10))
+    path.write_bytes(path.read_bytes()[:keep])
+    assert "it is no .npz file" in refusal(path, x_spec).why
+
+
+def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, x_spec: Specs) -> None:
+    (tmp_path / "d.npz").write_bytes(b"hello" * 100)
+    error = refusal(tmp_path / "d.npz", x_spec)
+    assert "it is no .npz file" in error.why
+    assert error.fix == "save it with numpy.savez"
+
+
+def test_a_zip_without_arrays_lacks_the_inputs(tmp_path: Path, x_spec: Specs) -> None:
+    assert "no array for input x" in refusal(zip_of(tmp_path / "d.npz", {"readme.txt": b"hi"}), x_spec).why
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_flipped_bytes_are_refused_or_read_but_nothing_else(tmp_path: Path, x_spec: Specs, compression: int) -> None:
+    random = np.random.default_rng(compression)
+    array = random.normal(size=(40, 4)).astype(np.float32)
+    good = zip_of(tmp_path / "d.npz", {"x.npy": npy_bytes(array)}, compression).read_bytes()
+    refused = 0
+    for position in random.integers(0, len(good), 150):
+        bad = bytearray(good)
+        bad[position] ^= 1 << int(random.integers(8))
+        (tmp_path / "d.npz").write_bytes(bad)
+        try:
+            open_dataset(tmp_path / "d.npz", x_spec)
+        except InputError as err:
+            assert "cannot be used" in err.what
+            refused += 1
+    assert refused > 100
+
+
+def npy_with_header(header: bytes, data: bytes) -> bytes:
+    padded = header + b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded + data
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 4)}", "states shape [1000000000, 4] float32"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4)}", "but holds 32 bytes"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, 4)}", "but holds 32 bytes"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -4)}", "states shape [-2, -4]"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4.0)}", "is damaged"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': 8}", "is damaged"),
+        (b"{'descr': '<f4', 'fortran_order': 1, 'shape': (2, 4)}", "is damaged"),
+        (b"{'descr': '<f4', 'shape': (2, 4)}", "is damaged"),
+        (b"{'descr': 'zz', 'fortran_order': False, 'shape': (2, 4)}", "is damaged"),
+        (b"{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1, 4)}", "the model takes float32"),
+        (b"__import__('os').system('true')", "is damaged"),
+        (b"(" * 9000, "is damaged"),
+        (b"-" * 9000 + b"1", "is damaged"),
+        (b"{'a': ", "is damaged"),
+        (b"\x00\xff", "is damaged"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4)}" + b" " * 20_000, "is damaged"),
+    ],
+)
+def test_a_header_that_lies_or_is_no_header_is_refused(tmp_path: Path, x_spec: Specs, header: bytes, why: str) -> None:
+    path = zip_of(tmp_path / "d.npz", {"x.npy": npy_with_header(header, bytes(32))})
+    assert why in refusal(path, x_spec).why
+
+
+def test_an_unknown_npy_format_is_refused(tmp_path: Path, x_spec: Specs) -> None:
+    path = zip_of(tmp_path / "d.npz", {"x.npy": b"\x93NUMPY\x09\x00" + npy_bytes(samples(2))[8:]})
+    assert "npy format 9.0 is not read" in refusal(path, x_spec).why
+
+
+def test_paths_inside_the_zip_are_names_and_nothing_is_extracted(tmp_path: Path, x_spec: Specs) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = zip_of(folder / "d.npz", {"x.npy": npy_bytes(samples(1)), "../evil.npy": npy_bytes(samples(1))})
+    assert "unknown array ../evil" in refusal(path, x_spec).why
+    assert [file.name for file in tmp_path.iterdir()] == ["in"]
+
+
+# Sources
+
+
+def test_a_source_that_is_not_there_says_what_can_be_given(tmp_path: Path, x_spec: Specs) -> None:
+    for source in (tmp_path / "nothing.npz", tmp_path / "a:b.npz", "nothing"):
+        assert refusal(source, x_spec).fix == "give an .npz file, a folder of them or module:function"
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path, x_spec: Specs) -> None:
+    assert "the folder holds no .npz file" in refusal(tmp_path, x_spec).why
+
+
+def test_a_bad_file_of_a_folder_is_named(tmp_path: Path, x_spec: Specs) -> None:
+    save(tmp_path / "0.npz", x=samples(2))
+    save(tmp_path / "1.npz", x=samples(2).astype(np.float64))
+    with pytest.raises(InputError, match=r"1\.npz cannot be used"):
+        open_dataset(tmp_path, x_spec)
+
+
+MODULE = """
+import numpy as np
+calls = []
+def good():
+    for index in range(3):
+        yield {"x": np.full((2, 4), index, np.float32), "labels": [index, index]}
+def plain_list():
+    return [{"x": np.zeros((2, 4), np.float32)}]
+def raising():
+    yield {"x": np.zeros((2, 4), np.float32)}
+    raise RuntimeError("no disk")
+def raising_at_once():
+    raise RuntimeError("no network")
+def numbers():
+    yield 3
+def nothing():
+    return []
+def none():
+    return None
+def ragged():
+    yield {"x": [[1.0], [1.0, 2.0]]}
+def objects():
+    yield {"x": np.array([[None] * 4])}
+def nan():
+    yield {"x": np.full((1, 4), np.nan, np.float32)}
+def odd_key():
+    yield {"x": np.zeros((2, 4), np.float32), 1: np.zeros(2)}
+def once():
+    if not calls:
+        calls.append(1)
+        yield {"x": np.zeros((2, 4), np.float32)}
+def random():
+    calls.append(1)
+    yield {"x": np.full((2, 4), len(calls), np.float32)}
+constant = 3
+"""
+MODULE_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the working directory, under a name of its own, so that no test meets another's cache."""
+    name = f"user_module_{next(MODULE_NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_a_function_of_a_module_in_the_working_directory_gives_data(user_module: str, x_spec: Specs) -> None:
+    dataset = open_dataset(f"{user_module}:good", x_spec)
+    assert (len(dataset), dataset.has_labels) == (6, True)
+    assert [batch.feeds["x"][:, 0].tolist() for batch in dataset.batches(4)] == [[0, 0, 1, 1], [2, 2]]
+    assert [batch.feeds["x"][:, 0].tolist() for batch in dataset.view(3, 6).batches(4)] == [[1, 2, 2]]
+    assert len(open_dataset(f"{user_module}:plain_list", x_spec)) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("raising", "it failed with RuntimeError: no disk"),
+        ("raising_at_once", "it failed with RuntimeError: no network"),
+        ("numbers", "it yielded a int"),
+        ("nothing", "it yielded nothing"),
+        ("none", "it failed with TypeError"),
+        ("ragged", "it holds what is no array"),
+        ("objects", "input 'x' holds Python objects"),
+        ("nan", "input 'x' holds NaN"),
+        ("odd_key", "unknown array 1"),
+    ],
+)
+def test_a_function_that_gives_no_data_is_refused(user_module: str, x_spec: Specs, function: str, why: str) -> None:
+    assert why in refusal(f"{user_module}:{function}", x_spec).why
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("once", "it gave 0 samples where it had 2 when it was first read"),
+        ("random", "it yields other data when it is read again"),
+    ],
+)
+def test_a_function_that_cannot_be_repeated_is_refused_when_read_again(
+    user_module: str, x_spec: Specs, function: str, why: str
+) -> None:
+    dataset = open_dataset(f"{user_module}:{function}", x_spec)
+    with pytest.raises(InputError) as caught:
+        list(dataset.batches(2))
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("no_such_module:f", "cannot be imported\nwhy: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("json:no_such_function", "cannot be imported\nwhy: AttributeError"),
+        ("json:", "cannot be used\nwhy: it is not package.module:function"),
+        (":f", "cannot be used\nwhy: it is not package.module:function"),
+        ("json:a.b", "cannot be used\nwhy: it is not package.module:function"),
+        (".json:loads", "cannot be imported\nwhy: TypeError"),
+    ],
+)
+def test_names_that_lead_to_no_function_are_refused(name: str, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_function(name, "data")
+    assert text in str(caught.value)
+
+
+def test_what_is_no_function_is_refused(user_module: str) -> None:
+    with pytest.raises(InputError, match="is no function\nwhy: it is a int"):
+        load_function(f"{user_module}:constant", "metric")
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('x')", "import sys; sys.exit(3)", "import os; os.chdir('/'); 1/0"])
+def test_a_module_that_fails_is_refused_and_leaves_the_import_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing_module.py").write_text(body)
+    before = list(sys.path)
+    with pytest.raises(InputError, match="cannot be imported"):
+        load_function("failing_module:f", "data")
+    assert sys.path == before
+
+
+def test_one_batch_may_be_checked_by_itself(x_spec: Specs) -> None:
+    batch = check_batch({"x": samples(2), "labels": np.array([0, 1])}, x_spec, "feeds")
+    assert len(batch) == 2
+    with pytest.raises(InputError, match="it holds no samples"):
+        check_batch({"x": samples(0)}, x_spec, "feeds")
+
+
+# Views and batches
+
+
+@pytest.mark.parametrize("stored", [1, 3, 4, 7, 20])
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 64])
+def test_views_cross_the_borders_of_stored_batches(stored: int, batch_size: int) -> None:
+    pieces = [Batch({"x": samples(20)[i : i + stored]}, None) for i in range(0, 20, stored)]
+    dataset = dataset_of(*pieces)
+    for start, stop in ((0, 20), (0, 13), (13, 20), (5, 6), (4, 12), (7, 7)):
+        view = dataset.view(start, stop)
+        batches = rows_of(view, batch_size)
+        assert [row for rows in batches for row in rows] == list(range(start, stop))
+        assert all(len(rows) == batch_size for rows in batches[:-1])
+        assert len(view) == stop - start
+
+
+def test_a_view_reads_no_further_than_it_needs() -> None:
+    def read(_: int) -> Iterator[Batch]:
+        yield Batch({"x": samples(4)}, None)
+        raise AssertionError("read on")
+
+    dataset = Dataset("memory", (), 8, "0" * 64, False, read)
+    assert rows_of(dataset.view(0, 4), 4) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("count", "smallest", "batch_size", "sizes"),
+    [
+        (10, 1, 4, [4, 4, 2]),
+        (10, 2, 4, [4, 4, 2]),
+        (10, 3, 4, [4, 4]),
+        (10, 4, 4, [4, 4]),
+        (3, 4, 4, []),
+        (8, 8, 4, []),
+    ],
+)
+def test_a_remainder_below_the_smallest_batch_is_left_out(
+    count: int, smallest: int, batch_size: int, sizes: list[int]
+) -> None:
+    dataset = dataset_of(Batch({"x": samples(count)}, None), smallest_batch=smallest)
+    assert [len(batch) for batch in dataset.batches(batch_size)] == sizes
+
+
+def test_a_view_that_starts_inside_a_batch_still_fills_whole_batches(tmp_path: Path, x_spec: Specs) -> None:
+    """45 samples at a static batch of 8: the last 9 lie across the border of the slices that start at 32 and 40."""
+    dataset = open_dataset(save(tmp_path / "d.npz", x=samples(45)), x_spec)
+    dataset = dataclasses.replace(dataset, smallest_batch=8).view(36, 45)
+    assert rows_of(dataset, 8) == [list(range(36, 44))]
+
+
+def test_sample_hashes_find_equal_samples_whatever_the_batches() -> None:
+    first = dataset_of(Batch({"x": samples(10)}, None))
+    second = dataset_of(Batch({"x": samples(12)[8:11]}, None), Batch({"x": samples(12)[11:]}, None))
+    assert len(first.sample_hashes()) == 10
+    assert len(first.sample_hashes() & second.sample_hashes()) == 2
+
+
+def test_memory_does_not_grow_with_the_number_of_samples(tmp_path: Path) -> None:
+    specs = (TensorSpec("x", "float32", ("batch", 8192)),)
+
+    def peak_of(count: int, compressed: bool) -> int:
+        array = np.random.default_rng(0).normal(size=(count, 8192)).astype(np.float32)
+        (np.savez_compressed if compressed else np.savez)(tmp_path / "d.npz", x=array)
+        del array
+        tracemalloc.start()
+        for _ in open_dataset(tmp_path / "d.npz", specs).batches(8):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak_of(16, compressed=False)
+    for compressed in (False, True):
+        assert peak_of(200, compressed) < 1.1 * peak_of(20, compressed)

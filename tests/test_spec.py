@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from trtforge.errors import InputError
+from trtforge.spec import BuildSpec, Precision, precision_from_options, verify_from_options
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "budget"),
+    [
+        ({}, "fp32", 0.9999),
+        ({"fp32": True}, "fp32", 0.9999),
+        ({"fp16": True}, "fp16", 0.999),
+        ({"bf16": True}, "bf16", 0.999),
+        ({"int8": True}, "int8", 0.97),
+        ({"int8": True, "fp16": True}, "int8", 0.97),
+        ({"int8": True, "bf16": True}, "int8+bf16", 0.97),
+        ({"int8": True, "fp32": True}, "int8+fp32", 0.97),
+    ],
+)
+def test_flags_give_precision_and_its_default_budget(flags: dict[str, bool], name: str, budget: float) -> None:
+    precision = precision_from_options(**({"int8": False, "fp16": False, "bf16": False, "fp32": False} | flags))
+    assert (precision.name, precision.default_budget) == (name, budget)
+
+
+@pytest.mark.parametrize("pair", [("fp16", "bf16"), ("fp16", "fp32"), ("bf16", "fp32")])
+@pytest.mark.parametrize("int8", [True, False])
+def test_two_float_types_exclude_each_other(pair: tuple[str, str], int8: bool) -> None:
+    flags = {name: name in pair for name in ("fp16", "bf16", "fp32")}
+    with pytest.raises(InputError, match=f"--{pair[0]} and --{pair[1]} exclude each other") as caught:
+        precision_from_options(int8=int8, **flags)
+    assert "give one of" in caught.value.fix
+
+
+def test_verify_options() -> None:
+    assert verify_from_options(False, False) == "auto"
+    assert verify_from_options(True, False) == "off"
+    assert verify_from_options(False, True) == "required"
+    with pytest.raises(InputError, match="--no-verify and --require-verify exclude each other"):
+        verify_from_options(True, True)
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.01, math.nan, math.inf])
+def test_a_budget_that_is_no_cosine_is_refused(budget: float) -> None:
+    with pytest.raises(InputError, match="it is a cosine"):
+        BuildSpec(source=Path("m.onnx"), budget=budget)
+
+
+def test_budget_zero_is_not_the_default() -> None:
+    assert BuildSpec(source=Path("m.onnx"), budget=0.0).cosine_budget == 0.0
+    assert BuildSpec(source=Path("m.onnx")).cosine_budget == 0.9999
+
+
+def test_default_folder_is_build_stem_and_precision() -> None:
+    spec = BuildSpec(source=Path("a/vit.onnx"), precision=Precision(int8=True, base="bf16"))
+    assert spec.target_directory == Path("build/vit-int8+bf16")
+    assert BuildSpec(source=Path("a/vit.onnx"), output=Path("out")).target_directory == Path("out")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from trtforge.errors import InputError, UnavailableError
+from trtforge.target import RTX_COMPUTE_CAPABILITIES, BackendName, Target, rtx_target_from_option
+
+
+def test_no_option_means_the_portable_default() -> None:
+    target = rtx_target_from_option(None)
+    assert target == Target(BackendName.TENSORRT_RTX, (80, 86, 89, 120), explicit=False)
+    assert target.lowest == 80
+
+
+def test_list_is_sorted_without_duplicates() -> None:
+    target = rtx_target_from_option(" sm_120,sm_86 ,sm_89,sm_86")
+    assert target.compute_capabilities == (86, 89, 120)
+    assert target.names == ["sm_86", "sm_89", "sm_120"]
+    assert target.lowest == 86
+    assert target.explicit
+
+
+@pytest.mark.parametrize("cc", RTX_COMPUTE_CAPABILITIES)
+def test_every_rtx_compute_capability_stands_alone(cc: int) -> None:
+    assert rtx_target_from_option(f"sm_{cc}").compute_capabilities == (cc,)
+
+
+@pytest.mark.parametrize("name", ["", "86", "sm86", "sm_8", "sm_90a", "SM_86", "sm_-86", "sm_086", "sm_8600", "rtx"])
+def test_what_is_no_compute_capability_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="is not a compute capability") as caught:
+        rtx_target_from_option(name)
+    assert repr(name) in caught.value.what
+    assert "sm_75, sm_80, sm_86, sm_89, sm_120, sm_121" in caught.value.why
+
+
+def test_a_trailing_comma_is_refused() -> None:
+    with pytest.raises(InputError, match="'' is not a compute capability"):
+        rtx_target_from_option("sm_86,")
+
+
+@pytest.mark.parametrize("name", ["sm_99", "sm_70", "sm_87", "sm_110"])
+def test_an_unknown_gpu_is_refused_with_those_that_exist(name: str) -> None:
+    with pytest.raises(InputError, match=f"--gpu {name} is unknown") as caught:
+        rtx_target_from_option(f"sm_86,{name}")
+    assert "sm_89" in caught.value.why
+    assert "--gpu sm_86,sm_89" in caught.value.fix
+
+
+@pytest.mark.parametrize(("name", "cards"), [("sm_90", "H100"), ("sm_100", "B200"), ("sm_103", "B300")])
+def test_data_centre_gpus_without_rtx_are_sent_to_tensorrt(name: str, cards: str) -> None:
+    with pytest.raises(UnavailableError, match=f"cannot build for {name} ") as caught:
+        rtx_target_from_option(f"sm_86,{name}")
+    assert cards in caught.value.what
+    assert "--backend tensorrt" in caught.value.fix
+
+
+@pytest.mark.parametrize("gpu", ["sm_75,sm_86", "sm_120,sm_75"])
+def test_turing_with_others_is_refused(gpu: str) -> None:
+    with pytest.raises(InputError, match="sm_75 cannot share an engine") as caught:
+        rtx_target_from_option(gpu)
+    assert "Turing's code" in caught.value.why
+    assert "one artifact for --gpu sm_75" in caught.value.fix
+
+
+def test_turing_named_twice_is_turing_alone() -> None:
+    assert rtx_target_from_option("sm_75,sm_75").compute_capabilities == (75,)

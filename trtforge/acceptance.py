@@ -1,0 +1,242 @@
+"""Whether a build is accepted: its figures against the fp32 source model, and the budget that they must meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trtforge.artifact import damaged_files, replace_file
+from trtforge.data import Dataset, open_dataset
+from trtforge.describe import profiles_from_manifest
+from trtforge.errors import InputError, TrtForgeError
+from trtforge.graph.load import LoadedModel, load_model
+from trtforge.graph.normalise import normalise
+from trtforge.graph.save import save_model
+from trtforge.graph.signature import input_specs
+from trtforge.inputs import BatchRange, BuildInputs, batch_range, find_calibration, fit_to_profiles, split_held_out
+from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.manifest import MANIFEST_NAME, Manifest, ParityInfo, load_manifest
+from trtforge.parity import meets_budget
+from trtforge.progress import Event, Reporter, ignore
+from trtforge.quantization.table import load_table
+from trtforge.reference import ReferenceModel
+from trtforge.report import render_report
+from trtforge.spec import BuildSpec, Precision
+from trtforge.stages import Lowered, Prepared, load_source, lower, save_for_onnxruntime
+from trtforge.verify import Candidate, Scores, find_worst_nodes, plan_runs, score
+
+SOURCE = "the source model in ONNX Runtime"
+NORMALISED = "the normalised source model in ONNX Runtime, which cannot load the source itself"
+BUILT_GRAPH = "the built graph in ONNX Runtime"
+# ONNX Runtime's CPU provider has no bf16 kernels: fp32 ones run, and every result is rounded to bf16.
+EMULATED_GRAPH = "the built graph in ONNX Runtime, bf16 emulated"
+BEFORE_QDQ = "before_qdq"
+CANDIDATE = "candidate"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reference:
+    """What outputs are compared with, and how the manifest calls it."""
+
+    label: str
+    path: Path
+
+
+def verify_build(
+    spec: BuildSpec,
+    inputs: BuildInputs,
+    prepared: Prepared,
+    lowered: Lowered,
+    work: Path,
+    report: Callable[[str], None],
+) -> ParityInfo:
+    """Score the built graph, and the same graph before Q/DQ, against the source model.
+
+    Args:
+        spec: the build.
+        inputs: the evaluation data and the batch sizes.
+        prepared: the graph before it was lowered.
+        lowered: the graph that is built.
+        work: a folder for files that only this stage needs.
+        report: takes progress notes.
+    """
+    dataset = inputs.evaluation
+    if dataset is None:
+        note = "--no-verify was given" if spec.verify == "off" else "there is no data to verify with"
+        return unverified(spec.cosine_budget, note)
+    built = save_for_onnxruntime(lowered.graph, spec.precision, work / "candidate.onnx")
+    label = EMULATED_GRAPH if spec.precision.base == "bf16" else BUILT_GRAPH
+    candidates = [Candidate(CANDIDATE, label, built, as_written=True)]
+    if lowered.qdq is not None:
+        plain = lower(prepared.graph, spec.precision, None, None)
+        path = save_for_onnxruntime(plain.graph, spec.precision, work / "before_qdq.onnx")
+        candidates.append(Candidate(BEFORE_QDQ, "graph before Q/DQ", path, as_written=True))
+    exact = work / "fp32.onnx"
+    save_model(prepared.graph, exact)
+    reference = _choose_reference(spec.source, exact)
+    parity = compare(reference, candidates, dataset, inputs.batch, spec.cosine_budget, spec.metric, work, report)
+    if parity.passed:
+        return parity
+    outputs_of = {
+        node.name: node.outputs[0].name for node in prepared.graph.nodes if node.name in prepared.gemm_flops()
+    }
+    worst = find_worst_nodes(exact, built, outputs_of, dataset, inputs.batch.opt)
+    return parity.model_copy(update={"worst_nodes": worst})
+
+
+def _choose_reference(source: Path, normalised: Path) -> Reference:
+    """The source model, or its normalised form where ONNX Runtime refuses the source (repeated node names, say)."""
+    try:
+        ReferenceModel(source).close()
+    except TrtForgeError:
+        return Reference(NORMALISED, normalised)
+    return Reference(SOURCE, source)
+
+
+def compare(
+    reference: Reference,
+    candidates: list[Candidate],
+    dataset: Dataset,
+    batch: BatchRange,
+    budget: float,
+    metric: str | None,
+    work: Path,
+    report: Callable[[str], None],
+) -> ParityInfo:
+    """The parity figures of the candidates; the first one is judged.
+
+    Args:
+        reference: what to compare with.
+        candidates: the graph to judge, then graphs that are shown beside it.
+        dataset: samples to run.
+        batch: sizes to run them at.
+        budget: mean cosine to reach.
+        metric: the user's `module:function`, or None.
+        work: a folder for the reference's outputs.
+        report: takes progress notes.
+    """
+    scores = score(reference.path, candidates, plan_runs(dataset, batch.opt, batch.min), metric, work, report)
+    judged = scores[candidates[0].name]
+    before = scores.get(BEFORE_QDQ)
+    return ParityInfo(
+        reference=reference.label,
+        candidate=candidates[0].label,
+        verified=True,
+        passed=all(meets_budget(run.outputs, budget) for run in judged.batches),
+        budget=budget,
+        samples=judged.batches[0].samples,
+        data_sha256=dataset.sha256,
+        outputs=judged.batches[0].outputs,
+        batches=judged.batches,
+        before_qdq=before.batches[0].outputs if before else {},
+        metrics=_metrics(scores),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VerifySpec:
+    """One `trtforge verify`.
+
+    Attributes:
+        artifact: the folder.
+        model: the source model; None takes the path that the build recorded.
+        eval: data to run; None takes the held-out part of what `calibration/<stem>.npz` holds, as a build does.
+        budget: mean cosine to reach; None keeps the build's.
+        metric: `module:function`.
+        limits: bounds on untrusted input.
+    """
+
+    artifact: Path
+    model: Path | None = None
+    eval: str | None = None
+    budget: float | None = None
+    metric: str | None = None
+    limits: Limits = DEFAULT_LIMITS
+
+
+def verify_artifact(spec: VerifySpec, report: Reporter = ignore) -> ParityInfo:
+    """Check an artifact's files, score its graph against the source model, and record the figures in it.
+
+    Raises:
+        InputError: not an artifact, damaged files, another source model, or data that cannot be used.
+    """
+    manifest = load_manifest(spec.artifact, spec.limits)
+    damaged = damaged_files(spec.artifact, manifest)
+    if damaged:
+        raise InputError(
+            f"{spec.artifact} is damaged",
+            f"{', '.join(damaged)} missing or not as the manifest records",
+            "build it again with --force",
+        )
+    source = spec.model or Path(str(manifest.environment.get("source", "")))
+    if not source.is_file():
+        raise InputError(
+            f"the source model {source} does not exist",
+            "the artifact's figures are against the model that it was built from",
+            "give its place with --model",
+        )
+    loaded = load_source(source, spec.limits)
+    if loaded.sha256 != manifest.model.sha256:
+        raise InputError(
+            f"{source} is not the model that {spec.artifact} was built from",
+            f"its sha256 is {loaded.sha256[:12]}..., the artifact's is {manifest.model.sha256[:12]}...",
+            "give the right one with --model",
+        )
+    parity = _score_artifact(spec, manifest, source, loaded, report)
+    updated = manifest.model_copy(update={"parity": parity})
+    table = spec.artifact / "calibration.json"
+    replace_file(spec.artifact / "report.html", render_report(updated, load_table(table) if table.exists() else None))
+    replace_file(spec.artifact / MANIFEST_NAME, updated.to_json())
+    return parity
+
+
+def _score_artifact(
+    spec: VerifySpec, manifest: Manifest, source: Path, loaded: LoadedModel, report: Reporter
+) -> ParityInfo:
+    """The figures of the artifact's graph on the data given or found."""
+    specs = input_specs(loaded.graph)
+    data = spec.eval or find_calibration(source)
+    if data is None or str(data).endswith(".json"):
+        raise InputError("there is no data to verify with", "none was given or found", "give it with --eval")
+    profiles = profiles_from_manifest(manifest)
+    batch = batch_range(profiles.first)
+    dataset = fit_to_profiles(open_dataset(data, specs, spec.limits), profiles, batch)
+    if spec.eval is None:
+        _, dataset = split_held_out(dataset)
+    budget = manifest.parity.budget if spec.budget is None else spec.budget
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as folder:
+        work = Path(folder)
+        built, label = spec.artifact / "model.onnx", BUILT_GRAPH
+        if "bf16" in manifest.precision.requested:
+            graph = load_model(built, spec.limits).graph
+            built = save_for_onnxruntime(graph, Precision(int8=False, base="bf16"), work / "candidate.onnx")
+            label = EMULATED_GRAPH
+        candidate = Candidate(CANDIDATE, label, built, as_written=True)
+        normalised = work / "fp32.onnx"
+        save_model(normalise(loaded.graph)[0], normalised)
+        reference = _choose_reference(source, normalised)
+        return compare(
+            reference,
+            [candidate],
+            dataset,
+            batch,
+            budget,
+            spec.metric,
+            work,
+            lambda note: report(Event("verify", note)),
+        )
+
+
+def unverified(budget: float, note: str) -> ParityInfo:
+    """The parity of an artifact that nothing was compared for."""
+    return ParityInfo(reference=SOURCE, candidate="nothing", verified=False, passed=None, budget=budget, note=note)
+
+
+def _metrics(scores: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
+    """Metric name -> which graph -> value."""
+    names = sorted({name for entry in scores.values() for name in entry.metrics})
+    return {
+        name: {graph: entry.metrics[name] for graph, entry in scores.items() if name in entry.metrics} for name in names
+    }

@@ -1,0 +1,80 @@
+"""The commands as typed functions.
+
+import trtforge
+
+result = trtforge.build("model.onnx", precision="int8", calib="calibration.npz")
+result.manifest.precision.gemm_flops_fraction["int8"]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from trtforge import pipeline
+from trtforge.limits import Limits
+from trtforge.pipeline import BuildResult, QuantizeResult
+from trtforge.progress import Reporter, ignore
+from trtforge.quantization.table import CalibrationTable
+from trtforge.spec import BuildSpec, Verification, precision_from_name
+
+
+class QuantizeOptions(TypedDict, total=False):
+    """Options of quantization; each is described in `BuildSpec`."""
+
+    calib: str | None
+    profile: str | None
+    recipe: str | None
+    force: bool
+    limits: Limits
+
+
+class BuildOptions(QuantizeOptions, total=False):
+    """Options of a build; each is described in `BuildSpec`."""
+
+    eval: str | None
+    backend: str
+    gpu: str | None
+    budget: float | None
+    metric: str | None
+    verify: Verification
+    tf32: bool
+    output: Path | None
+
+
+def build(
+    source: str | Path, *, precision: str = "fp32", report: Reporter = ignore, **options: Unpack[BuildOptions]
+) -> BuildResult:
+    """Build an engine; the whole job.
+
+    Args:
+        source: an ONNX file.
+        precision: "fp32", "fp16", "bf16", "int8" (the rest in fp16), "int8+bf16" or "int8+fp32".
+        report: takes progress and warnings.
+        **options: see `BuildSpec`.
+
+    Returns:
+        The artifact's folder, its manifest, and whether it met its accuracy budget.
+
+    Raises:
+        TrtForgeError: bad input, or not possible here; nothing is left behind.
+    """
+    return pipeline.build(BuildSpec(source=Path(source), precision=precision_from_name(precision), **options), report)
+
+
+def calibrate(source: str | Path, *, report: Reporter = ignore, **options: Unpack[QuantizeOptions]) -> CalibrationTable:
+    """The calibration table of a model; see `pipeline.calibrate`."""
+    return pipeline.calibrate(BuildSpec(source=Path(source), precision=precision_from_name("int8"), **options), report)
+
+
+def quantize(
+    source: str | Path,
+    output: str | Path,
+    *,
+    precision: str = "int8",
+    report: Reporter = ignore,
+    **options: Unpack[QuantizeOptions],
+) -> QuantizeResult:
+    """Write the graph with Q/DQ; see `pipeline.quantize`."""
+    spec = BuildSpec(source=Path(source), precision=precision_from_name(precision), **options)
+    return pipeline.quantize(spec, Path(output), report)

@@ -1,0 +1,136 @@
+"""Assembly of the commands, and the one place where errors become messages and exit codes.
+
+Exit codes: 0 ok; 1 a check failed; 2 bad input or not possible here; 3 an internal error; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from trtforge import __version__
+from trtforge.cli import build, calibrate, doctor, inspect, profile, quantize, verify
+from trtforge.errors import InternalError, TrtForgeError
+
+app = typer.Typer(
+    name="trtforge",
+    help="Compile ONNX models into TensorRT engines that are small, fast and proven accurate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+for module in (build, inspect, profile, calibrate, quantize, verify, doctor):
+    app.command(module.NAME)(module.command)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"trtforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    del version, debug
+
+
+# typer 0.29 carries its own click; the base of its usage errors is reached through a public name in every version.
+_UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived; unwinds like Ctrl-C so that nothing is left behind."""
+
+
+def _on_sigterm(_: int, __: FrameType | None) -> None:
+    raise _Terminated
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns the exit code."""
+    debug = "--debug" in arguments
+    as_json = "--json" in arguments
+    try:
+        result = typer.main.get_command(app).main(arguments, prog_name="trtforge", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except _UsageError as err:
+        return _report_usage(err, as_json)
+    except InternalError as err:
+        return _report_internal(err.what, err.detail, debug, as_json)
+    except TrtForgeError as err:
+        if debug:
+            traceback.print_exc()
+        return _report(err, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted; nothing was left behind\n")
+        return 130
+    except _Terminated:
+        return 128 + signal.SIGTERM
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as err:
+        return _report_internal(f"{type(err).__name__}: {err}", traceback.format_exc(), debug, as_json)
+
+
+def _report_usage(error: Any, as_json: bool) -> int:
+    """A command line that typer does not accept; without any command it is the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(f"{error.format_message()}\n")
+        return 2
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "trtforge"
+    return _report(TrtForgeError(error.format_message(), "", f"see {command} --help"), as_json)
+
+
+def _report(error: TrtForgeError, as_json: bool) -> int:
+    """Render an error on stderr and, for `--json`, as the one document on stdout."""
+    lines = [f"error: {error.what}"]
+    lines += [f"  why: {error.why}"] if error.why else []
+    lines += [f"  fix: {error.fix}"] if error.fix else []
+    sys.stderr.write("\n".join(lines) + "\n")
+    if as_json:
+        _print_json_error({"what": error.what, "why": error.why, "fix": error.fix}, error.exit_code)
+    return error.exit_code
+
+
+def _report_internal(what: str, detail: str, debug: bool, as_json: bool) -> int:
+    """One line, and the path of a log that holds the traceback."""
+    with tempfile.NamedTemporaryFile("w", prefix="trtforge-error-", suffix=".log", delete=False) as log:
+        log.write(f"trtforge {__version__}\n{detail}")
+    if debug:
+        sys.stderr.write(detail)
+    sys.stderr.write(f"error: internal error ({' '.join(what.split())}); details in {log.name}\n")
+    if as_json:
+        _print_json_error({"what": what, "why": "internal error", "fix": f"report it with {log.name}"}, 3)
+    return 3
+
+
+def _print_json_error(error: dict[str, Any], exit_code: int) -> None:
+    sys.stdout.write(json.dumps({"error": {**error, "exit_code": exit_code}}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

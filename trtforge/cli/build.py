@@ -1,0 +1,114 @@
+"""`trtforge build`: the whole job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import options
+from trtforge.cli.render import format_bytes, plain, print_json, print_table, progress_reporter
+
+if TYPE_CHECKING:
+    from trtforge.pipeline import BuildResult
+
+NAME = "build"
+
+
+def command(
+    source: options.Source,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantize weighted nodes to INT8, per channel.")] = False,
+    fp16: options.Fp16 = False,
+    bf16: options.Bf16 = False,
+    fp32: options.Fp32 = False,
+    calib: options.Calib = None,
+    eval_data: Annotated[
+        str | None,
+        typer.Option("--eval", metavar="DATA", help="Data to verify with. Default: a fifth of the calibration data."),
+    ] = None,
+    profile: options.ProfileOption = None,
+    recipe: options.Recipe = None,
+    backend: Annotated[str, typer.Option(metavar="NAME", help="auto, tensorrt or tensorrt-rtx.")] = "auto",
+    gpu: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Compute capabilities, e.g. sm_86,sm_89. Default: portable.")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(metavar="COSINE", help="Mean cosine that must be reached.")] = None,
+    metric: options.Metric = None,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip the comparison with fp32.")] = False,
+    require_verify: Annotated[bool, typer.Option("--require-verify", help="Exit 1 when nothing verified it.")] = False,
+    tf32: Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let fp32 products use TF32.")] = True,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: build/<model>-<precision>.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an artifact made from other inputs.")] = False,
+    limit: options.LimitOption = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Build a TensorRT engine from a model: calibrate, quantize, build, read the plan, verify."""
+    from trtforge.limits import DEFAULT_LIMITS
+    from trtforge.pipeline import build
+    from trtforge.spec import BuildSpec, precision_from_options, verify_from_options
+
+    spec = BuildSpec(
+        source=source,
+        precision=precision_from_options(int8, fp16, bf16, fp32),
+        calib=calib,
+        eval=eval_data,
+        profile=profile,
+        recipe=recipe,
+        backend=backend,
+        gpu=gpu,
+        budget=budget,
+        metric=metric,
+        verify=verify_from_options(no_verify, require_verify),
+        tf32=tf32,
+        output=output,
+        force=force,
+        limits=DEFAULT_LIMITS.override(limit or ()),
+    )
+    with progress_reporter() as report:
+        result = build(spec, report)
+    if as_json:
+        print_json(
+            {"artifact": str(result.directory), "reused": result.reused, **result.manifest.model_dump(mode="json")}
+        )
+    else:
+        print_summary(result)
+    if not result.manifest.parity.verified:
+        sys.stderr.write(f"parity: not verified ({result.manifest.parity.note})\n")
+    return 0 if result.passed else 1
+
+
+def print_summary(result: BuildResult) -> None:
+    """The result of a build in a dozen lines."""
+    m = result.manifest
+    parity = m.parity
+    if not parity.verified:
+        verdict = "not verified"
+    else:
+        verdict = "passed" if parity.passed else "FAILED"
+    sys.stdout.write(f"{result.directory}{'  (up to date)' if result.reused else ''}\n")
+    rows = [
+        ("engine", f"{format_bytes(m.files['model.engine'].bytes)} for {', '.join(m.targets)}"),
+        ("builder", f"{m.backend.name} {m.backend.version}"),
+        ("precision", f"{m.precision.requested}; GEMM FLOPs {_shares(m.precision.gemm_flops_fraction)}"),
+        ("plan", m.plan.unreadable or f"{m.plan.kernels} kernels, {m.plan.fused_attention} fused attention"),
+        ("accuracy", f"{verdict}; {parity.candidate} against {parity.reference}" if parity.verified else verdict),
+    ]
+    for name, output in parity.outputs.items():
+        rows.append(
+            ("", f"{plain(name)}: cosine {output.cosine:.5f} (min {output.cosine_min:.5f}), budget {parity.budget}")
+        )
+    for name, values in parity.metrics.items():
+        rows.append(("", f"{plain(name)}: " + ", ".join(f"{key} {value:.4f}" for key, value in values.items())))
+    for node in parity.worst_nodes:
+        shown = "not finite" if node.sqnr_db is None else f"{node.sqnr_db:.1f} dB"
+        rows.append(("", f"worst node {plain(node.node)}: {shown}"))
+    rows.append(("time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in m.timings_s.items())))
+    print_table(rows)
+
+
+def _shares(fractions: dict[str, float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in fractions.items() if share) or "unknown"

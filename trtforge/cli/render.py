@@ -1,0 +1,74 @@
+"""What the commands print: results on stdout, progress and warnings on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtforge.progress import Event
+
+# A stage shows itself once it has run for this long, in seconds.
+_QUIET_S = 1.0
+
+
+def print_json(value: Any) -> None:
+    """The one JSON document of `--json`."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=True) + "\n")
+
+
+def print_table(rows: Sequence[Sequence[str]], indent: str = "  ") -> None:
+    """Rows in aligned columns; the last column is not padded."""
+    widths = [max(len(row[i]) for row in rows if i < len(row) - 1) for i in range(max(map(len, rows)) - 1)]
+    for row in rows:
+        cells = [cell.ljust(widths[i]) if i < len(row) - 1 else cell for i, cell in enumerate(row)]
+        sys.stdout.write(indent + "  ".join(cells) + "\n")
+
+
+def plain(name: str) -> str:
+    """A name from an untrusted model, fit for a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
+
+
+@contextmanager
+def progress_reporter() -> Iterator[Callable[[Event], None]]:
+    """A reporter that shows stage and elapsed time on a terminal; warnings always show."""
+    if not sys.stderr.isatty():
+        yield _warn_only
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        stage = ""
+        started = time.monotonic()
+        task = progress.add_task("", start=True, visible=False)
+
+        def report(event: Event) -> None:
+            nonlocal stage, started
+            if event.level == "warning":
+                console.print(f"warning: {plain(event.detail)}", markup=False, highlight=False)
+                return
+            if event.stage != stage:
+                stage, started = event.stage, time.monotonic()
+                progress.reset(task)
+            visible = time.monotonic() - started > _QUIET_S or not event.detail
+            progress.update(task, description=f"{event.stage} {plain(event.detail)}".strip(), visible=visible)
+
+        yield report
+
+
+def _warn_only(event: Event) -> None:
+    if event.level == "warning":
+        sys.stderr.write(f"warning: {plain(event.detail)}\n")
+
+
+def format_bytes(size: int) -> str:
+    """`5.1 MB`."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

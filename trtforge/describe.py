@@ -1,0 +1,171 @@
+"""What a manifest says of a build: the fingerprint of its inputs, and the precision that its compiled plan shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+
+from trtforge import __version__
+from trtforge.backends.base import Backend
+from trtforge.backends.plan import EnginePlan, node_precision
+from trtforge.fusion.packed_qkv import PATTERN
+from trtforge.graph.lint import Finding
+from trtforge.graph.load import LoadedModel
+from trtforge.graph.signature import input_specs, output_specs
+from trtforge.hashing import fingerprint
+from trtforge.inputs import BuildInputs
+from trtforge.manifest import (
+    CalibrationInfo,
+    FusionEntry,
+    IoInfo,
+    KeptFloatEntry,
+    Manifest,
+    NearMissEntry,
+    PrecisionInfo,
+    ProfileInfo,
+    RangeInfo,
+)
+from trtforge.profile import Profile, ProfileSet, ShapeRange
+from trtforge.quantization.placement import Placement
+from trtforge.quantization.table import CalibrationTable
+from trtforge.spec import BuildSpec
+from trtforge.stages import Lowered, Prepared
+from trtforge.target import Target
+
+# Packages whose version can change an artifact.
+_PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "polygraphy")
+
+
+def build_identity(spec: BuildSpec, loaded: LoadedModel, inputs: BuildInputs, target: Target, backend: Backend) -> str:
+    """Fingerprint of everything that changes the artifact: model, data, profile, recipe, options, versions."""
+    return fingerprint(
+        {
+            "model": [loaded.name, loaded.sha256],
+            "data": [inputs.calib_sha256, inputs.evaluation.sha256 if inputs.evaluation else None],
+            "profiles": [info.model_dump(mode="json") for info in describe_profiles(inputs.profiles)],
+            "recipe": inputs.recipe.fingerprint() if spec.precision.int8 else None,
+            "precision": spec.precision.name,
+            "target": target.names,
+            "options": [spec.cosine_budget, spec.metric, spec.verify, spec.tf32],
+            "versions": [__version__, backend.name, backend.version(), package_versions()],
+        }
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that can change an artifact."""
+    return {name: metadata.version(name) for name in _PACKAGES}
+
+
+def environment(spec: BuildSpec) -> dict[str, object]:
+    """Where and with what the build ran."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": package_versions(),
+        "tf32": spec.tf32,
+        "source": str(spec.source.resolve()),
+    }
+
+
+def describe_precision(spec: BuildSpec, prepared: Prepared, lowered: Lowered, plan: EnginePlan) -> PrecisionInfo:
+    """Types as the plan has them, weighted by FLOPs, and every node that stayed wider than asked for."""
+    gemm, attention = prepared.gemm_flops(), prepared.attention_flops()
+    types = node_precision(plan, [*gemm, *attention])
+    kept: dict[str, str] = {}
+    if lowered.qdq is not None:
+        kept |= {entry.node: entry.reason for entry in lowered.qdq.kept_float}
+        for node in lowered.qdq.nodes:
+            if types.get(node, "int8") != "int8":
+                kept[node] = f"the builder runs it in {types[node]} although it has Q/DQ"
+    if lowered.cast is not None:
+        for entry in lowered.cast.kept_float32:
+            kept.setdefault(entry.node, entry.reason)
+    return PrecisionInfo(
+        requested=spec.precision.name,
+        node_types={node: types[node] for node in [*gemm, *attention] if node in types},
+        nodes=dict(sorted(Counter(types[node] for node in gemm if node in types).items())),
+        gemm_flops_fraction=_fractions(gemm, types),
+        attention_flops_fraction=_fractions(attention, types),
+        kept_float=tuple(KeptFloatEntry(node=node, reason=reason) for node, reason in kept.items()),
+    )
+
+
+def describe_profiles(profiles: ProfileSet) -> tuple[ProfileInfo, ...]:
+    """The profiles as the manifest holds them."""
+    return tuple(
+        ProfileInfo(
+            name=profile.name,
+            inputs={name: _range(span) for name, span in profile.inputs.items()},
+            values={name: _range(span) for name, span in profile.values.items()},
+        )
+        for profile in profiles.profiles
+    )
+
+
+def profiles_from_manifest(manifest: Manifest) -> ProfileSet:
+    """The optimisation profiles that an artifact was built with."""
+
+    def spans(ranges: Mapping[str, RangeInfo]) -> dict[str, ShapeRange]:
+        return {name: ShapeRange(entry.min, entry.opt, entry.max) for name, entry in ranges.items()}
+
+    profiles = (Profile(info.name, spans(info.inputs), spans(info.values)) for info in manifest.profiles)
+    return ProfileSet(tuple(profiles), "artifact")
+
+
+def describe_io(loaded: LoadedModel) -> tuple[IoInfo, ...]:
+    """Inputs, then outputs, of the engine: the source's."""
+    inputs = [IoInfo(mode="input", **dataclasses.asdict(spec)) for spec in input_specs(loaded.graph)]
+    outputs = [IoInfo(mode="output", **dataclasses.asdict(spec)) for spec in output_specs(loaded.graph)]
+    return (*inputs, *outputs)
+
+
+def describe_calibration(placement: Placement | None, table: CalibrationTable | None) -> CalibrationInfo | None:
+    """How the activation ranges that the build uses were found."""
+    if placement is None or table is None:
+        return None
+    return CalibrationInfo(
+        method=table.method,
+        samples=table.samples,
+        sha256=table.data_sha256,
+        recipe_sha256=table.recipe_sha256,
+        amax=table.amax_of(placement.tensors),
+    )
+
+
+def describe_fusion(prepared: Prepared) -> tuple[tuple[FusionEntry, ...], tuple[NearMissEntry, ...]]:
+    """Regions that were rewritten, and regions that nearly were."""
+    fused = tuple(
+        FusionEntry(region=entry.node, pattern=PATTERN, lowered_to=entry.lowered_to)
+        for entry in prepared.fused.rewritten
+    )
+    missed = tuple(
+        NearMissEntry(pattern=entry.pattern, node=entry.node, reason=entry.reason)
+        for entry in prepared.fused.near_misses
+    )
+    return fused, missed
+
+
+def describe_findings(findings: Iterable[Finding]) -> tuple[dict[str, str], ...]:
+    """Lint findings that did not stop the build."""
+    return tuple({key: str(value) for key, value in dataclasses.asdict(finding).items()} for finding in findings)
+
+
+def _fractions(flops: Mapping[str, int], types: Mapping[str, str]) -> dict[str, float]:
+    """Share of the FLOPs by type; "unknown" for nodes that no kernel of the plan covers."""
+    total = sum(flops.values())
+    if not total or not types:
+        return {}
+    shares: Counter[str] = Counter()
+    for node, amount in flops.items():
+        shares[types.get(node, "unknown")] += amount
+    return {name: round(amount / total, 6) for name, amount in sorted(shares.items())}
+
+
+def _range(span: ShapeRange) -> RangeInfo:
+    return RangeInfo(min=span.min, opt=span.opt, max=span.max)

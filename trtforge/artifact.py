@@ -58,6 +58,15 @@ class Staging:
     work: Path
 
 
+def check_place(target: Path) -> None:
+    """Refuse a place that no artifact can ever take.
+
+    Raises:
+        InputError: a file, a link, or a folder that is not an artifact.
+    """
+    find_artifact(target, "", force=True)
+
+
 def find_artifact(target: Path, inputs_sha256: str, force: bool) -> Manifest | None:
     """The manifest of an artifact made from the same inputs, or None when the place is free to be written.
 

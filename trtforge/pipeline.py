@@ -18,9 +18,11 @@ from trtforge.backends.registry import select_backend
 from trtforge.errors import InputError
 from trtforge.graph.lint import Finding
 from trtforge.graph.load import LoadedModel
+from trtforge.graph.native import OnnxNative
 from trtforge.graph.save import save_model
 from trtforge.graph.signature import input_specs
 from trtforge.inputs import BuildInputs, gather_inputs
+from trtforge.isolation import Child
 from trtforge.manifest import MANIFEST_NAME, BackendInfo, Manifest, ModelInfo, ParityInfo
 from trtforge.progress import Event, Reporter, Stopwatch, ignore
 from trtforge.quantization.placement import Placement
@@ -81,13 +83,16 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
     job = _Job(spec, report)
-    with job.watch.stage("load"):
-        job.load()
-        found = artifact.find_artifact(spec.target_directory, job.identity, spec.force)
-    if found is not None:
-        return _result(spec, found, reused=True)
-    with artifact.open_staging(spec.target_directory) as staging:
-        manifest = job.run(staging)
+    artifact.check_place(spec.target_directory)
+    # Leaving in reverse order: a failure ends the children first, so that the thread that waits for one ends too.
+    with artifact.open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
+        log = staging.directory / "build.log"
+        with job.backend.start_worker(log) as worker, OnnxNative() as native:
+            job.load()
+            found = artifact.find_artifact(spec.target_directory, job.identity, spec.force)
+            if found is not None:
+                return _result(spec, found, reused=True)
+            manifest = job.run(staging, worker, native, pool)
         other = artifact.commit(staging, job.identity, spec.force)
     if other is not None:
         job.warn("another build finished the same artifact first; this one was dropped")
@@ -105,14 +110,13 @@ def calibrate(spec: BuildSpec, report: Reporter = ignore) -> CalibrationTable:
         TrtForgeError: bad input, or not possible here.
     """
     job = _Job(_without_verification(spec), report)
-    with job.watch.stage("load"):
-        job.load()
+    job.load()
     if job.inputs.table is not None:
         raise InputError(
             f"{spec.calib} is a calibration table already", "calibrate needs data", "give data with --calib"
         )
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work:
-        placement, table = job.calibrate(job.prepare(), Path(work))
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, OnnxNative() as native:
+        placement, table = job.calibrate(job.prepare(native), Path(work))
     assert placement is not None and table is not None
     return table
 
@@ -131,10 +135,9 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     if output.exists() and not spec.force:
         raise InputError(f"{output} exists", "it is not replaced unasked", "give --force or another path with -o")
     job = _Job(_without_verification(spec), report)
-    with job.watch.stage("load"):
-        job.load()
-    prepared = job.prepare()
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work:
+    job.load()
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, OnnxNative() as native:
+        prepared = job.prepare(native)
         placement, table = job.calibrate(prepared, Path(work))
     with job.watch.stage("lower"):
         lowered = stages.lower(prepared.graph, job.spec.precision, placement, table)
@@ -170,31 +173,34 @@ class _Job:
     def load(self) -> None:
         """Read the model and everything else that the build reads."""
         spec = self.spec
-        self.loaded = stages.load_source(spec.source, spec.limits)
-        self.inputs = gather_inputs(spec, input_specs(self.loaded.graph), self.loaded.sha256, self.warn)
-        self.identity = describe.build_identity(spec, self.loaded, self.inputs, self.target, self.backend)
+        with self.watch.stage("load"):
+            self.loaded = stages.load_source(spec.source, spec.limits)
+            self.inputs = gather_inputs(spec, input_specs(self.loaded.graph), self.loaded.sha256, self.warn)
+            self.identity = describe.build_identity(spec, self.loaded, self.inputs, self.target, self.backend)
 
-    def run(self, staging: artifact.Staging) -> Manifest:
-        """Make every file of the artifact."""
+    def run(self, staging: artifact.Staging, worker: Child, native: OnnxNative, pool: ThreadPoolExecutor) -> Manifest:
+        """Make every file of the artifact.
+
+        Args:
+            staging: where.
+            worker: the backend's child process.
+            native: the child process that runs onnx's C++.
+            pool: one thread, which waits for the builder while this one goes on.
+        """
         spec, watch = self.spec, self.watch
         model = staging.directory / "model.onnx"
-        # Leaving in reverse order: a failure ends the worker first, so that the thread that waits for it ends too.
-        with ThreadPoolExecutor(1) as pool, self.backend.start_worker(staging.directory / "build.log") as worker:
-            prepared = self.prepare()
-            placement, table = self.calibrate(prepared, staging.work)
-            with watch.stage("lower"):
-                lowered = stages.lower(prepared.graph, spec.precision, placement, table)
-                findings = stages.check_lint(lowered.graph)
-                save_model(lowered.graph, model)
-            with watch.stage("build") as note:
-                request = BuildRequest(
-                    model, staging.directory / "model.engine", self.inputs.profiles, self.target, spec.tf32
-                )
-                building = pool.submit(
-                    self.backend.build, request, worker, lambda progress: note(str(progress.get("phase", "")))
-                )
-                prepared.gemm_flops()  # shapes are inferred in the meantime
-                engine = building.result()
+        prepared = self.prepare(native)
+        placement, table = self.calibrate(prepared, staging.work)
+        with watch.stage("lower"):
+            lowered = stages.lower(prepared.graph, spec.precision, placement, table)
+            findings = stages.check_lint(lowered.graph)
+            save_model(lowered.graph, model)
+        with watch.stage("build") as note:
+            engine_path = staging.directory / "model.engine"
+            request = BuildRequest(model, engine_path, self.inputs.profiles, self.target, spec.tf32)
+            building = pool.submit(self.backend.build, request, worker, lambda p: note(str(p.get("phase", ""))))
+            prepared.gemm_flops()  # shapes are inferred while the builder works
+            engine = building.result()
         with watch.stage("verify") as note:
             parity = verify_build(spec, self.inputs, prepared, lowered, staging.work, note)
         with watch.stage("write"):
@@ -205,10 +211,10 @@ class _Job:
             (staging.directory / MANIFEST_NAME).write_text(manifest.to_json())
         return manifest
 
-    def prepare(self) -> stages.Prepared:
+    def prepare(self, native: OnnxNative) -> stages.Prepared:
         """Normalise the graph."""
         with self.watch.stage("normalise"):
-            return stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision)
+            return stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, native)
 
     def calibrate(self, prepared: stages.Prepared, work: Path) -> tuple[Placement | None, CalibrationTable | None]:
         """Where Q/DQ goes and with what ranges: the user's table, or a calibration run."""

@@ -18,6 +18,7 @@ from trtforge.fusion.packed_qkv import PackedQkvReport, pack_qkv
 from trtforge.graph.cost import attention_flops, gemm_flops
 from trtforge.graph.lint import Finding, lint
 from trtforge.graph.load import LoadedModel, load_model
+from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import NormaliseReport, normalise
 from trtforge.graph.save import save_model
 from trtforge.graph.shapes import infer_shapes_at
@@ -48,17 +49,19 @@ class Prepared:
         normalised: what normalisation changed.
         fused: regions that were rewritten, and near misses.
         opt: the input shapes at which costs are counted: the first profile's opt.
+        native: runs onnx's C++; must be open when `shapes` is first asked for.
     """
 
     graph: gs.Graph
     normalised: NormaliseReport
     fused: PackedQkvReport
     opt: Mapping[str, tuple[int, ...]]
+    native: OnnxNative
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Sizes by tensor name at `opt`; inferred in a child process when first asked for."""
-        return infer_shapes_at(self.graph, self.opt)
+        """Sizes by tensor name at `opt`; inferred when first asked for."""
+        return infer_shapes_at(self.graph, self.opt, self.native)
 
     def gemm_flops(self) -> dict[str, int]:
         """FLOPs of every weighted node."""
@@ -100,12 +103,12 @@ def load_source(source: Path, limits: Limits) -> LoadedModel:
     return load_model(source, limits)
 
 
-def prepare(loaded: LoadedModel, profiles: ProfileSet, precision: Precision) -> Prepared:
+def prepare(loaded: LoadedModel, profiles: ProfileSet, precision: Precision, native: OnnxNative) -> Prepared:
     """Normalise the graph and rewrite the regions that build better in another spelling."""
-    graph, report = normalise(loaded.graph)
+    graph, report = normalise(loaded.graph, native=native)
     fused = pack_qkv(graph) if precision.base != "fp32" or precision.int8 else PackedQkvReport((), ())
     opt = {name: shape.opt for name, shape in profiles.first.inputs.items()}
-    return Prepared(graph, report, fused, opt)
+    return Prepared(graph, report, fused, opt, native)
 
 
 def calibrate_table(

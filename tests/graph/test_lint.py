@@ -39,7 +39,7 @@ def test_clean_graph_has_no_findings() -> None:
         ("float[2] ws = {0.5, 1}", "float[2] ws = {0.5, -1}", [("invalid-scale", "n2", "error")]),
         ("axis = 1", "axis = 0", [("weight-axis", "n2", "error")]),
         ("axis = 1", "axis = -1", []),
-        ("axis = 1", "axis = 1, block_size = 1", []),
+        ("axis = 1", "axis = 0, block_size = 1", []),
     ],
 )
 def test_one_change_breaks_one_rule(old: str, new: str, expected: list[tuple[str, str, str]]) -> None:

@@ -285,8 +285,11 @@ def test_failed_inference_is_noted() -> None:
 
 
 def test_types_of_a_scan_body_stay_the_same_in_a_second_run(tmp_path: Path, native: OnnxNative) -> None:
-    body = """g (float[N, 2] s, float[4, N, 2] x) => (float y, float z) {
-        y, z = Scan<num_scan_inputs = 1, body = b (float a, float i) => (float o, float p) {
+    """Sizes that only folding reveals must not reach the body in one run and not in the other."""
+    body = """g (float[4] s0, float[4, 2, 2] x) => (float[2, 2] y, float[4, 2, 2] z)
+        <int64[2] four = {4, 4}, int64[2] two = {2, 2}> {
+        target = Div(four, two) s = Reshape(s0, target)
+        y, z = Scan<num_scan_inputs = 1, body = b (float[] a, float[] i) => (float[] o, float[] p) {
             o = Add(a, i) p = Identity(o) }>(s, x) }"""
     first, _ = normalise(graph_of(body), native=native)
     save_model(first, tmp_path / "1.onnx")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import IO
 
 import ml_dtypes
 import numpy as np
@@ -170,10 +171,11 @@ def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_full_disk_leaves_the_old_file_and_no_partial_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m.onnx").write_bytes(b"old")
 
-    def fail(path: Path, data: bytes) -> int:
+    def fail(model: onnx.ModelProto, weights: object, file: IO[bytes]) -> None:
+        file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", fail)
+    monkeypatch.setattr("trtforge.graph.save.write_model", fail)
     with pytest.raises(UnavailableError) as caught:
         save_model(graph_of(MATMUL), tmp_path / "m.onnx")
     assert caught.value.why == "No space left on device" and caught.value.fix

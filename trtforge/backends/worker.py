@@ -1,8 +1,8 @@
 """The build itself, in a child process: ONNX file -> TensorRT-RTX network -> engine file, with the layer table.
 
 The model is renamed before the parser sees it (graph/names.py), because the builder echoes names into its log and its
-layer table. It is handed over as bytes together with its path, so weights in external files are read from where they
-are and a model may have more than 2 GB. Polygraphy makes network, config and engine, under a logger of ours that is
+layer table. It is handed over as bytes without weights together with its path, so weights are read from where they are
+and a model may have more than 2 GB. Polygraphy makes network, config and engine, under a logger of ours that is
 installed before its first loader: its own drops the layer table. Everything is written to standard output, which is
 the build log: one message per line, `[V] text`, further lines of a message indented, control characters escaped.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import json
+import mmap
 import os
 import re
 import time
@@ -24,6 +25,7 @@ import onnx
 from trtforge.backends.diagnose import Refusal, error_from_refusal, missing_range_error, missing_values_error
 from trtforge.errors import UnavailableError
 from trtforge.graph.names import NameMap, shorten_names
+from trtforge.graph.wire import WEIGHT_BYTES, split_model
 from trtforge.isolation import Arrays, Handler, Meta, Progress
 
 try:
@@ -102,7 +104,7 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
     log = _Log()
     polygraphy_trt.TRT_LOGGER = log
     progress({"phase": "reading the model"})
-    model = onnx.load(meta["model"], load_external_data=False)
+    model = _read_model(Path(meta["model"]))
     names = shorten_names(model)
     ports = [port.name for port in [*model.graph.input, *model.graph.output]]
     _log_names(names)
@@ -129,6 +131,29 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
     _write_engine(Path(meta["engine"]), memoryview(engine))
     answer = {"layers": log.layers, "ports": ports, "nodes": names.nodes, "tensors": names.tensors}
     return answer | {"build_s": build_s, "version": trt.__version__}, {}
+
+
+def _read_model(path: Path) -> onnx.ModelProto:
+    """The model with its weights declared as external data that lies inside the very file, so that they are never
+    copied here: the parser reads them from their offsets.
+    """
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        split = split_model(view, WEIGHT_BYTES)
+    model = onnx.ModelProto()
+    model.ParseFromString(split.skeleton)
+    for tensor in model.graph.initializer:
+        span = split.weights.get(tensor.name)
+        if span is not None:
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            entries = {"location": path.name, "offset": str(span.offset), "length": str(span.num_bytes)}
+            tensor.external_data.extend(
+                onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items()
+            )
+    return model
 
 
 def _log_names(names: NameMap) -> None:

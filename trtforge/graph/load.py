@@ -25,8 +25,9 @@ from trtforge.errors import InputError
 from trtforge.graph.edit import all_graphs
 from trtforge.graph.protos import all_tensors, find_damaged_text
 from trtforge.graph.sparse import densify
-from trtforge.graph.storage import array_from_tensor, check_tensor, external_range
+from trtforge.graph.storage import array_from_bytes, array_from_tensor, check_tensor, external_range
 from trtforge.graph.validate import DEFAULT_DOMAINS, check_model
+from trtforge.graph.wire import WEIGHT_BYTES, Span, split_model
 from trtforge.limits import DEFAULT_LIMITS, Limits
 
 # Protobuf cannot parse a message of 2 GiB or more.
@@ -76,18 +77,17 @@ def load_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> LoadedModel:
         InputError: anything that the file breaks; see validate.py and storage.py for the rules.
     """
     data = _read_file(path, limits)
-    model = _parse(data, path)
     digest = hashlib.sha256(data)
-    del data
+    model, inline = _parse(data, path)
     damaged = find_damaged_text(model)
     if damaged:
         raise InputError(
             f"{path} holds text that is not UTF-8", damaged, "the file is damaged: export or download it again"
         )
     opset = check_model(model, str(path), limits)
-    files = _check_tensors(model, path, limits)
+    files = _check_tensors(model, inline, path, limits)
     densify(model, limits)
-    graph = graph_from_model(model, path.parent)
+    graph = graph_from_model(model, path.parent, _inline_weights(model, inline, data))
     for location in sorted(files):
         digest.update(f"\0{location}\0".encode())
         with files[location].open("rb") as file:
@@ -175,17 +175,19 @@ def _read_file(path: Path, limits: Limits) -> bytes:
         raise InputError(f"model {path} cannot be read", err.strerror or str(err), "check the file") from err
 
 
-def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+def _parse(data: bytes, path: Path) -> tuple[onnx.ModelProto, dict[str, Span]]:
+    """The model without its large weights, and where in the file those are."""
     if not data:
         raise InputError(f"{path} is empty", "it has 0 bytes", "export or download it again")
     model = onnx.ModelProto()
     reason = ""
     try:
-        model.ParseFromString(data)
-    except (DecodeError, RuntimeError) as err:
+        split = split_model(data, WEIGHT_BYTES)
+        model.ParseFromString(split.skeleton)
+        if model.HasField("graph") or model.opset_import:
+            return model, split.weights
+    except (DecodeError, RuntimeError, ValueError) as err:
         reason = str(err)
-    if not reason and (model.HasField("graph") or model.opset_import):
-        return model
     if _is_cut_off(data):
         raise InputError(
             f"{path} is a truncated ONNX file",
@@ -198,6 +200,18 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
         f"it looks like {known}" if known else f"its content is no ONNX model{f' ({reason})' if reason else ''}",
         "give an .onnx file",
     )
+
+
+def _inline_weights(model: onnx.ModelProto, inline: Mapping[str, Span], data: bytes) -> dict[str, np.ndarray[Any, Any]]:
+    """The large weights as arrays over the file's bytes, which are not copied."""
+    weights = {}
+    for tensor in model.graph.initializer:
+        if tensor.name in inline:
+            span = inline[tensor.name]
+            weights[tensor.name] = array_from_bytes(
+                tensor, memoryview(data)[span.offset : span.offset + span.num_bytes]
+            )
+    return weights
 
 
 def _is_cut_off(data: bytes) -> bool:
@@ -228,11 +242,12 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     return value, position
 
 
-def _check_tensors(model: onnx.ModelProto, path: Path, limits: Limits) -> dict[str, Path]:
+def _check_tensors(model: onnx.ModelProto, inline: Mapping[str, Span], path: Path, limits: Limits) -> dict[str, Path]:
     """Check every stored tensor; gives the external files by location."""
     files: dict[str, Path] = {}
     for place, tensor in all_tensors(model):
-        check_tensor(tensor, place, limits)
+        span = inline.get(tensor.name) if place.startswith("initializer") else None
+        check_tensor(tensor, place, limits, None if span is None else span.num_bytes)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
             files[location] = external_range(tensor, place, path.parent).file

@@ -26,13 +26,12 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from trtforge.errors import InputError, UnavailableError
 from trtforge.graph.edit import all_graphs
 from trtforge.graph.protos import all_bodies
-from trtforge.graph.storage import tensor_from_array
+from trtforge.graph.storage import PACKED_BITS, tensor_from_array
 from trtforge.graph.validate import DEFAULT_DOMAINS
+from trtforge.graph.wire import WEIGHT_BYTES, write_model
 
 # Bytes; leaves 100 MB below protobuf's 2 GiB for the graph itself.
 EMBED_BYTES = 1_900_000_000
-# Bytes from which a tensor counts as a weight: smaller ones are shapes, axes and scales.
-WEIGHT_BYTES = 1024
 # Newest IR version that TensorRT-RTX 1.7's parser and ONNX Runtime 1.23 both read; opset 23 runs with it.
 IR_VERSION = 10
 # Page size: what ONNX's external data specification recommends for mapping.
@@ -98,11 +97,12 @@ def save_model(graph: gs.Graph, path: Path) -> tuple[Path, ...]:
     staged_data = path.with_name(f".{path.name}.data.partial")
     total = sum(c.values.nbytes for c in _constants(graph) if not isinstance(c._values, LazyValues))
     try:
+        skeleton = skeleton_from_graph(graph)
         if total < EMBED_BYTES:
-            staged.write_bytes(model_from_graph(graph).SerializeToString(deterministic=True))
+            with staged.open("wb") as file:
+                write_model(skeleton.model, _raw_weights(skeleton), file)
             staged.replace(path)
             return (path,)
-        skeleton = skeleton_from_graph(graph)
         with staged_data.open("wb") as file:
             for tensor in _stubs(skeleton):
                 _write_external(tensor, skeleton.weights[tensor.name], file, data_path.name)
@@ -117,6 +117,21 @@ def save_model(graph: gs.Graph, path: Path) -> tuple[Path, ...]:
     finally:
         staged.unlink(missing_ok=True)
         staged_data.unlink(missing_ok=True)
+
+
+def _raw_weights(skeleton: Skeleton) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights of the top graph in ONNX's raw layout; those of subgraphs are put into the model."""
+    raw = {}
+    for tensor in skeleton.model.graph.initializer:
+        if tensor.name in skeleton.weights and not tensor.HasField("raw_data"):
+            array = skeleton.weights[tensor.name]
+            is_packed = tensor.data_type in PACKED_BITS
+            packed = np.frombuffer(tensor_from_array("", array).raw_data, np.uint8) if is_packed else array
+            raw[tensor.name] = np.ascontiguousarray(packed)
+    for tensor in _stubs(skeleton):
+        if tensor.name not in raw:
+            tensor.CopyFrom(tensor_from_array(tensor.name, skeleton.weights[tensor.name]))
+    return raw
 
 
 def _write_external(tensor: TensorProto, array: np.ndarray[Any, Any], file: Any, location: str) -> None:

@@ -62,8 +62,14 @@ def count_bytes(data_type: int, num_elements: int) -> int:
     return -(-num_elements * bits // 8)
 
 
-def check_tensor(tensor: TensorProto, place: str, limits: Limits) -> None:
+def check_tensor(tensor: TensorProto, place: str, limits: Limits, num_cut_bytes: int | None = None) -> None:
     """Check type, dims and inline size of a stored tensor (external ones: type and dims only).
+
+    Args:
+        tensor: as stored.
+        place: how an error names it.
+        limits: bounds on rank and size.
+        num_cut_bytes: size of the raw data, for a tensor whose data was cut out (wire.py).
 
     Raises:
         InputError: unknown type, absurd dims, or data that contradicts them; names the place.
@@ -95,11 +101,13 @@ def check_tensor(tensor: TensorProto, place: str, limits: Limits) -> None:
             f"check the file, or raise it with --limit model_bytes={needed}",
         )
     if tensor.data_location != TensorProto.EXTERNAL:
-        _check_inline(tensor, place, num_elements, needed)
+        _check_inline(tensor, place, num_elements, needed, num_cut_bytes)
 
 
-def _check_inline(tensor: TensorProto, place: str, num_elements: int, needed: int) -> None:
-    if tensor.HasField("raw_data") and tensor.data_type != TensorProto.STRING:
+def _check_inline(tensor: TensorProto, place: str, num_elements: int, needed: int, num_cut_bytes: int | None) -> None:
+    if num_cut_bytes is not None and tensor.data_type != TensorProto.STRING:
+        found, expected, unit = num_cut_bytes, needed, "bytes"
+    elif tensor.HasField("raw_data") and tensor.data_type != TensorProto.STRING:
         found, expected, unit = len(tensor.raw_data), needed, "bytes"
     else:
         field = helper.tensor_dtype_to_field(tensor.data_type)
@@ -205,6 +213,19 @@ def array_from_tensor(tensor: TensorProto, external: ExternalRange | None) -> np
     if tensor.HasField("raw_data") and not is_packed and dtype != np.dtype(object):
         return np.frombuffer(tensor.raw_data, dtype).reshape(shape)
     return numpy_helper.to_array(tensor)
+
+
+def array_from_bytes(tensor: TensorProto, raw: memoryview) -> np.ndarray[Any, Any]:
+    """The values of a checked tensor whose raw data was cut out (wire.py); not copied, unless they are packed.
+
+    Args:
+        tensor: type and dims; one that `check_tensor` has passed.
+        raw: its data.
+    """
+    if tensor.data_type in PACKED_BITS:
+        return numpy_helper.to_array(TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=bytes(raw)))
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    return np.frombuffer(raw, dtype).reshape(tuple(tensor.dims))
 
 
 def tensor_from_array(name: str, array: np.ndarray[Any, Any] | np.generic, with_data: bool = True) -> TensorProto:

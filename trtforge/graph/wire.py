@@ -19,6 +19,8 @@ from typing import IO, Any
 import numpy as np
 import onnx
 
+# Bytes from which a tensor counts as a weight: smaller ones are shapes, axes and scales.
+WEIGHT_BYTES = 1024
 _GRAPH = 7
 _INITIALIZER = 5
 _RAW_DATA = 9

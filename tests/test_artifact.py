@@ -15,10 +15,11 @@ import onnx_graphsurgeon as gs
 import pytest
 from support import make_manifest
 
-from trtforge import artifact
-from trtforge.artifact import Staging, commit, damaged_files, describe_files, find_artifact, open_staging, replace_file
+from trtforge import artifact, staging
+from trtforge.artifact import commit, damaged_files, describe_files, find_artifact
 from trtforge.errors import InputError, UnavailableError
 from trtforge.manifest import MANIFEST_NAME, FileInfo, Manifest, load_manifest
+from trtforge.staging import Staging, open_staging, replace_file
 
 A, B = "a" * 64, "b" * 64
 
@@ -211,7 +212,7 @@ def test_without_an_atomic_swap_the_artifact_is_replaced_all_the_same(
 ) -> None:
     """The C library of some systems has no renameat2."""
     put(tmp_path / "out")
-    monkeypatch.setattr(artifact.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_, **__: object())
     put(tmp_path / "out", B, b"new", force=True)
     assert (tmp_path / "out" / "model.engine").read_bytes() == b"new"
     assert everything_below(tmp_path) == ["out", "out/build.log", "out/manifest.json", "out/model.engine"]
@@ -260,7 +261,7 @@ def test_of_two_builds_from_equal_inputs_the_second_gets_the_firsts_manifest(tmp
 HOLD = """
 import sys, time
 from pathlib import Path
-from trtforge.artifact import open_staging
+from trtforge.staging import open_staging
 with open_staging(Path(sys.argv[1])) as staging:
     (staging.directory / "model.engine").write_bytes(b"half")
     print("ready", flush=True)
@@ -307,7 +308,7 @@ def test_an_interrupted_process_leaves_nothing(tmp_path: Path) -> None:
 FILL = """
 import resource, sys
 from pathlib import Path
-from trtforge.artifact import open_staging
+from trtforge.staging import open_staging
 from trtforge.errors import UnavailableError
 limit = int(sys.argv[2])
 if limit:
@@ -419,12 +420,12 @@ def test_replace_file_says_where_it_cannot_write(tmp_path: Path) -> None:
 
 def test_write_text_replaces_other_content_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "new" / "f"
-    artifact.write_text(path, "one", force=False)
-    artifact.write_text(path, "one", force=False)
+    staging.write_text(path, "one", force=False)
+    staging.write_text(path, "one", force=False)
     with pytest.raises(InputError, match="f exists\nwhy: it is not replaced unasked"):
-        artifact.write_text(path, "two", force=False)
+        staging.write_text(path, "two", force=False)
     assert path.read_text() == "one"
-    artifact.write_text(path, "two", force=True)
+    staging.write_text(path, "two", force=True)
     assert path.read_text() == "two"
 
 

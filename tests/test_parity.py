@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trtforge.parity import DEFAULT_BUDGETS, OutputParity, ParityAccumulator, meets_budget, sqnr_db, top1
+from trtforge.parity import OutputParity, ParityAccumulator, meets_budget, sqnr_db, top1
 
 Feeds = dict[str, np.ndarray]
 
@@ -206,10 +206,6 @@ def test_the_worst_sample_does_not_decide() -> None:
 
 def test_no_outputs_meet_no_budget() -> None:
     assert not meets_budget({}, 0.0)
-
-
-def test_default_budgets() -> None:
-    assert DEFAULT_BUDGETS == {"int8": 0.97, "fp16": 0.999, "bf16": 0.999, "fp32": 0.9999}
 
 
 def test_top1_counts_labels_with_the_highest_score() -> None:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trtforge.artifact import damaged_files, replace_file
+from trtforge.artifact import damaged_files
 from trtforge.data import Dataset, open_dataset
 from trtforge.describe import profiles_from_manifest
 from trtforge.errors import InputError, TrtForgeError
@@ -25,6 +25,7 @@ from trtforge.reference import ReferenceModel
 from trtforge.report import render_report
 from trtforge.spec import BuildSpec, Precision
 from trtforge.stages import Lowered, Prepared, load_source, lower, save_for_onnxruntime
+from trtforge.staging import replace_file
 from trtforge.verify import Candidate, Scores, find_worst_nodes, plan_runs, score
 
 SOURCE = "the source model in ONNX Runtime"

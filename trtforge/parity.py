@@ -18,8 +18,6 @@ import numpy as np
 from trtforge.textfile import FileModel
 
 MASK_INPUT = "attention_mask"
-# DESIGN 5: the mean cosine that a build must reach unless --budget says otherwise.
-DEFAULT_BUDGETS = {"int8": 0.97, "fp16": 0.999, "bf16": 0.999, "fp32": 0.9999}
 
 
 class OutputParity(FileModel):

@@ -1,6 +1,9 @@
-"""The main job: from a source file to an artifact, in the order of the README's diagram.
+"""The main job: from a source file to an artifact.
 
 load -> normalise -> match regions -> calibrate -> insert Q/DQ -> cast -> lint -> build -> read the plan -> verify
+
+The children that run native code start first, and this process imports what it needs itself (job.py and all below it)
+while they do the same: on two cores that is a third of the time which a small build takes.
 """
 
 from __future__ import annotations
@@ -9,28 +12,24 @@ import dataclasses
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trtforge import __version__, artifact, describe, stages
-from trtforge.acceptance import verify_build
-from trtforge.backends.base import Backend, BuildRequest
-from trtforge.backends.base import BuildResult as EngineResult
 from trtforge.backends.registry import select_backend
 from trtforge.errors import InputError
-from trtforge.graph.lint import Finding
-from trtforge.graph.load import LoadedModel
-from trtforge.graph.native import OnnxNative
-from trtforge.graph.save import save_model
-from trtforge.graph.signature import input_specs
-from trtforge.inputs import BuildInputs, gather_inputs
 from trtforge.isolation import Child
-from trtforge.manifest import MANIFEST_NAME, BackendInfo, Manifest, ModelInfo, ParityInfo
-from trtforge.progress import Event, Reporter, Stopwatch, ignore
-from trtforge.quantization.placement import Placement
-from trtforge.quantization.qdq import QdqReport
-from trtforge.quantization.table import CalibrationTable
-from trtforge.report import render_report
+from trtforge.progress import Reporter, ignore
 from trtforge.spec import BuildSpec
-from trtforge.target import Target, rtx_target_from_option
+from trtforge.staging import open_staging
+from trtforge.target import rtx_target_from_option
+
+if TYPE_CHECKING:
+    from trtforge.graph.lint import Finding
+    from trtforge.job import Job
+    from trtforge.manifest import Manifest
+    from trtforge.quantization.qdq import QdqReport
+    from trtforge.quantization.table import CalibrationTable
+
+_NATIVE = "trtforge.graph.native:SERVICE"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,18 +81,23 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     Raises:
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
-    job = _Job(spec, report)
-    artifact.check_place(spec.target_directory)
+    target = rtx_target_from_option(spec.gpu)
+    backend = select_backend(spec.backend)
     # Leaving in reverse order: a failure ends the children first, so that the thread that waits for one ends too.
-    with artifact.open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
-        log = staging.directory / "build.log"
-        with job.backend.start_worker(log) as worker, OnnxNative() as native:
+    with open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
+        with backend.start_worker(staging.directory / "build.log") as worker, _start_native() as native:
+            from trtforge.artifact import commit, find_artifact
+            from trtforge.describe import build_identity
+            from trtforge.job import BuildTools, Job
+
+            job = Job(spec, report)
             job.load()
-            found = artifact.find_artifact(spec.target_directory, job.identity, spec.force)
+            identity = build_identity(spec, job.loaded, job.inputs, target, backend)
+            found = find_artifact(spec.target_directory, identity, spec.force)
             if found is not None:
                 return _result(spec, found, reused=True)
-            manifest = job.run(staging, worker, native, pool)
-        other = artifact.commit(staging, job.identity, spec.force)
+            manifest = job.run(BuildTools(backend, target, staging, worker, native, pool), identity)
+        other = commit(staging, identity, spec.force)
     if other is not None:
         job.warn("another build finished the same artifact first; this one was dropped")
     return _result(spec, other or manifest, reused=other is not None)
@@ -109,13 +113,12 @@ def calibrate(spec: BuildSpec, report: Reporter = ignore) -> CalibrationTable:
     Raises:
         TrtForgeError: bad input, or not possible here.
     """
-    job = _Job(_without_verification(spec), report)
-    job.load()
-    if job.inputs.table is not None:
-        raise InputError(
-            f"{spec.calib} is a calibration table already", "calibrate needs data", "give data with --calib"
-        )
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, OnnxNative() as native:
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, _start_native() as native:
+        job = _load_to_quantize(spec, report)
+        if job.inputs.table is not None:
+            raise InputError(
+                f"{spec.calib} is a calibration table already", "calibrate needs data", "give data with --calib"
+            )
         placement, table = job.calibrate(job.prepare(native), Path(work))
     assert placement is not None and table is not None
     return table
@@ -134,131 +137,35 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     """
     if output.exists() and not spec.force:
         raise InputError(f"{output} exists", "it is not replaced unasked", "give --force or another path with -o")
-    job = _Job(_without_verification(spec), report)
-    job.load()
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, OnnxNative() as native:
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, _start_native() as native:
+        from trtforge import stages
+        from trtforge.artifact import write_model
+
+        job = _load_to_quantize(spec, report)
         prepared = job.prepare(native)
         placement, table = job.calibrate(prepared, Path(work))
-    with job.watch.stage("lower"):
-        lowered = stages.lower(prepared.graph, job.spec.precision, placement, table)
-        findings = stages.check_lint(lowered.graph)
-        artifact.write_model(lowered.graph, output)
+        with job.watch.stage("lower"):
+            lowered = stages.lower(prepared.graph, job.spec.precision, placement, table)
+            findings = stages.check_lint(lowered.graph)
+            write_model(lowered.graph, output)
     assert table is not None and lowered.qdq is not None
     return QuantizeResult(output, table, lowered.qdq, findings)
 
 
-def _without_verification(spec: BuildSpec) -> BuildSpec:
-    return dataclasses.replace(spec, verify="off", precision=dataclasses.replace(spec.precision, int8=True))
+def _start_native() -> Child:
+    """The child process that runs onnx's C++."""
+    return Child(_NATIVE, purpose="ONNX model reading")
 
 
-class _Job:
-    """One build in progress: the stages' results as they come."""
+def _load_to_quantize(spec: BuildSpec, report: Reporter) -> Job:
+    """A job that calibrates on all of its data and builds nothing."""
+    from trtforge.job import Job
 
-    def __init__(self, spec: BuildSpec, report: Reporter) -> None:
-        self.spec = spec
-        self.report = report
-        self.watch = Stopwatch(report)
-        self.warnings: list[str] = []
-        self.target: Target = rtx_target_from_option(spec.gpu)
-        self.backend: Backend = select_backend(spec.backend)
-        self.loaded: LoadedModel
-        self.inputs: BuildInputs
-        self.identity: str
-
-    def warn(self, text: str) -> None:
-        """Tell the user, and remember it for the manifest."""
-        self.warnings.append(text)
-        self.report(Event("warning", text, "warning"))
-
-    def load(self) -> None:
-        """Read the model and everything else that the build reads."""
-        spec = self.spec
-        with self.watch.stage("load"):
-            self.loaded = stages.load_source(spec.source, spec.limits)
-            self.inputs = gather_inputs(spec, input_specs(self.loaded.graph), self.loaded.sha256, self.warn)
-            self.identity = describe.build_identity(spec, self.loaded, self.inputs, self.target, self.backend)
-
-    def run(self, staging: artifact.Staging, worker: Child, native: OnnxNative, pool: ThreadPoolExecutor) -> Manifest:
-        """Make every file of the artifact.
-
-        Args:
-            staging: where.
-            worker: the backend's child process.
-            native: the child process that runs onnx's C++.
-            pool: one thread, which waits for the builder while this one goes on.
-        """
-        spec, watch = self.spec, self.watch
-        model = staging.directory / "model.onnx"
-        prepared = self.prepare(native)
-        placement, table = self.calibrate(prepared, staging.work)
-        with watch.stage("lower"):
-            lowered = stages.lower(prepared.graph, spec.precision, placement, table)
-            findings = stages.check_lint(lowered.graph)
-            save_model(lowered.graph, model)
-        with watch.stage("build") as note:
-            engine_path = staging.directory / "model.engine"
-            request = BuildRequest(model, engine_path, self.inputs.profiles, self.target, spec.tf32)
-            building = pool.submit(self.backend.build, request, worker, lambda p: note(str(p.get("phase", ""))))
-            prepared.gemm_flops()  # shapes are inferred while the builder works
-            engine = building.result()
-        with watch.stage("verify") as note:
-            parity = verify_build(spec, self.inputs, prepared, lowered, staging.work, note)
-        with watch.stage("write"):
-            if table is not None:
-                (staging.directory / "calibration.json").write_text(table.to_json())
-            manifest = self._describe(prepared, lowered, findings, engine, placement, table, parity, staging)
-            (staging.directory / "report.html").write_text(render_report(manifest, table))
-            (staging.directory / MANIFEST_NAME).write_text(manifest.to_json())
-        return manifest
-
-    def prepare(self, native: OnnxNative) -> stages.Prepared:
-        """Normalise the graph."""
-        with self.watch.stage("normalise"):
-            return stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, native)
-
-    def calibrate(self, prepared: stages.Prepared, work: Path) -> tuple[Placement | None, CalibrationTable | None]:
-        """Where Q/DQ goes and with what ranges: the user's table, or a calibration run."""
-        if not self.spec.precision.int8:
-            return None, None
-        placement = stages.plan_quantization(prepared, self.inputs.recipe)
-        if self.inputs.table is not None:
-            return placement, self.inputs.table
-        with self.watch.stage("calibrate") as note:
-            table = stages.calibrate_table(prepared, placement, self.inputs, self.loaded.sha256, work, note)
-        return placement, table
-
-    def _describe(
-        self,
-        prepared: stages.Prepared,
-        lowered: stages.Lowered,
-        findings: tuple[Finding, ...],
-        engine: EngineResult,
-        placement: Placement | None,
-        table: CalibrationTable | None,
-        parity: ParityInfo,
-        staging: artifact.Staging,
-    ) -> Manifest:
-        fusion, near_misses = describe.describe_fusion(prepared)
-        return Manifest(
-            trtforge_version=__version__,
-            inputs_sha256=self.identity,
-            model=ModelInfo(name=self.loaded.name, sha256=self.loaded.sha256),
-            backend=BackendInfo(name=self.backend.name, version=engine.backend_version),
-            targets=tuple(self.target.names),
-            precision=describe.describe_precision(self.spec, prepared, lowered, engine.plan),
-            fusion=fusion,
-            near_misses=near_misses,
-            plan=engine.plan.to_info(),
-            profiles=describe.describe_profiles(self.inputs.profiles),
-            io=describe.describe_io(self.loaded),
-            calibration=describe.describe_calibration(placement, table),
-            parity=parity,
-            lint=describe.describe_findings(findings),
-            warnings=tuple(self.warnings),
-            files=artifact.describe_files(staging.directory),
-            timings_s=dict(self.watch.seconds),
-            environment=describe.environment(self.spec),
-        )
+    precision = dataclasses.replace(spec.precision, int8=True)
+    spec = dataclasses.replace(spec, verify="off", precision=precision)
+    job = Job(spec, report)
+    job.load()
+    return job
 
 
 def _result(spec: BuildSpec, manifest: Manifest, reused: bool) -> BuildResult:

@@ -8,7 +8,6 @@ from typing import Literal
 
 from trtforge.errors import InputError
 from trtforge.limits import DEFAULT_LIMITS, Limits
-from trtforge.parity import DEFAULT_BUDGETS
 
 FloatType = Literal["fp32", "fp16", "bf16"]
 # numpy / ml_dtypes names of the float types.
@@ -17,6 +16,8 @@ FLOAT_DTYPES: dict[FloatType, Literal["float32", "float16", "bfloat16"]] = {
     "fp16": "float16",
     "bf16": "bfloat16",
 }
+# Mean cosine that a build must reach unless --budget says otherwise (INT8 and below, half precision, full precision).
+DEFAULT_BUDGETS = {"int8": 0.97, "fp16": 0.999, "bf16": 0.999, "fp32": 0.9999}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

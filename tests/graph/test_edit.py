@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+import numpy as np
+import onnx_graphsurgeon as gs
 import pytest
-from graph_models import graph_of, ops
+from graph_models import graph_of, ops, run
 
 from trtforge.errors import InternalError
-from trtforge.graph.edit import all_nodes, remove_dead_nodes, remove_nodes, replace_uses, sort_nodes
+from trtforge.graph.edit import (
+    InputEdits,
+    all_nodes,
+    copy_graph,
+    is_onnx_op,
+    pinned_names,
+    remove_dead_nodes,
+    remove_nodes,
+    replace_uses,
+    sort_nodes,
+)
 
 BRANCHES = """g (float[2] x, bool c) => (float[2] y) {
     a = Neg(x)
@@ -54,3 +66,46 @@ def test_cycle_made_by_a_pass_is_an_internal_error() -> None:
     graph.nodes[0].inputs[0] = graph.nodes[1].outputs[0]
     with pytest.raises(InternalError, match="has a cycle"):
         sort_nodes(graph)
+
+
+def test_replaced_inputs_leave_both_lists_of_readers_right() -> None:
+    graph = graph_of("g (float[2] x) => (float[2] y, float[2] z) <float[2] c = {1, 2}> { y = Add(x, c) z = Mul(x, c) }")
+    add, mul = graph.nodes
+    constant, other = add.inputs[1], gs.Constant("d", np.ones(2, np.float32))
+    edits = InputEdits()
+    edits.replace(add, 1, other)
+    edits.apply()
+    assert [node.op for node in constant.outputs] == ["Mul"]
+    assert [node.op for node in other.outputs] == ["Add"]
+    assert mul.inputs[1] is constant
+    assert np.array_equal(run(graph, {"x": np.zeros(2, np.float32)})[0], np.ones(2))
+
+
+def test_one_of_two_equal_inputs_of_a_node_can_be_replaced() -> None:
+    graph = graph_of("g (float[2] x) => (float[2] y) { y = Mul(x, x) }")
+    edits = InputEdits()
+    edits.replace(graph.nodes[0], 1, gs.Constant("two", np.full(2, 2, np.float32)))
+    edits.apply()
+    assert len(graph.inputs[0].outputs) == 1
+    assert np.array_equal(run(graph, {"x": np.ones(2, np.float32)})[0], np.full(2, 2))
+
+
+def test_copy_keeps_sequences_and_leaves_the_original_alone() -> None:
+    graph = graph_of(
+        "g (float[2, 4] x) => (float[2, 4] y) { s = SplitToSequence(x) y = ConcatFromSequence<axis=0>(s) }"
+    )
+    copy = copy_graph(graph)
+    copy.nodes[0].name = "changed"
+    assert graph.nodes[0].name != "changed"
+    assert run(copy, {"x": np.ones((2, 4), np.float32)})[0].shape == (2, 4)
+
+
+def test_outputs_and_what_subgraphs_read_or_return_are_pinned() -> None:
+    assert pinned_names(graph_of(BRANCHES)) == {"y", "a", "x", "t", "e"}
+
+
+def test_only_the_default_domain_counts_as_onnx() -> None:
+    graph = graph_of("g (float[2] x) => (float[2] y) { a = Neg(x) y = com.z.Neg(a) }", domains=', "com.z": 1')
+    assert [is_onnx_op(node) for node in graph.nodes] == [True, False]
+    graph.nodes[1].domain = "ai.onnx"
+    assert is_onnx_op(graph.nodes[1])

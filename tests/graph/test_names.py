@@ -7,7 +7,7 @@ import onnx
 from graph_models import graph_of, parse, run
 
 from trtforge.graph.edit import all_graphs, all_nodes
-from trtforge.graph.names import make_names_unique, shorten_names
+from trtforge.graph.names import UniqueNames, make_names_unique, shorten_names
 from trtforge.graph.protos import all_bodies
 from trtforge.graph.protos import all_nodes as all_proto_nodes
 
@@ -133,3 +133,14 @@ def test_external_weights_are_renamed_without_their_data() -> None:
     tensor.external_data.add(key="location", value="gone.bin")
     assert shorten_names(model).tensors == {"t0": "w"}
     assert tensor.external_data[0].value == "gone.bin"
+
+
+def test_taken_names_get_a_number() -> None:
+    names = UniqueNames(graph_of("g (float[2] x) => (float[2] y) { [n] y = Neg(x) }"))
+    assert [names.tensor("x"), names.tensor("x"), names.tensor("new"), names.node("n")] == ["x_1", "x_2", "new", "n_1"]
+    assert names.node("x") == "x"
+
+
+def test_names_inside_subgraphs_are_taken() -> None:
+    names = UniqueNames(graph_of(SHADOWING.replace("a = Add", "[inner] b = Add")))
+    assert (names.tensor("b"), names.node("inner")) == ("b_1", "inner_1")

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from graph_models import graph_of
 
 from trtforge.errors import InputError
-from trtforge.graph.signature import input_specs, output_specs
+from trtforge.graph.signature import input_specs, is_float32, output_specs
 from trtforge.tensor import TensorSpec
 
 
@@ -30,3 +33,10 @@ def test_output_without_a_type_is_refused() -> None:
     with pytest.raises(InputError, match="'y' has no known element type") as caught:
         output_specs(graph)
     assert caught.value.why and caught.value.fix
+
+
+def test_float32_is_recognised_by_its_known_type_only() -> None:
+    assert is_float32(gs.Variable("a", np.float32))
+    assert is_float32(gs.Variable("a", np.dtype(np.float32)))
+    for dtype in (None, np.float16, onnx.TensorProto.BFLOAT16):
+        assert not is_float32(gs.Variable("a", dtype))

@@ -16,12 +16,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trtforge.backends.plan import EnginePlan
 from trtforge.isolation import Child
-from trtforge.profile import ProfileSet
 from trtforge.target import BackendName, Target
+
+if TYPE_CHECKING:
+    from trtforge.backends.plan import EnginePlan
+    from trtforge.profile import ProfileSet
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

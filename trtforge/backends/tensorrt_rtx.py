@@ -11,32 +11,19 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import pydantic
+from typing import TYPE_CHECKING, Any
 
 from trtforge.backends.base import BuildRequest, BuildResult
-from trtforge.backends.plan import parse_plan
 from trtforge.errors import ChildDiedError
 from trtforge.isolation import Child
-from trtforge.profile import Profile
 from trtforge.target import BackendName
-from trtforge.textfile import FileModel
+
+if TYPE_CHECKING:
+    from trtforge.profile import Profile
 
 _SERVICE = "trtforge.backends.worker:SERVICE"
 _MODULE = "tensorrt_rtx"
 _PACKAGE = "tensorrt-rtx-cu13"
-
-
-class _Answer(FileModel):
-    """What the worker returns; checked, because a hostile model may have taken it over."""
-
-    layers: str
-    ports: list[str]
-    nodes: dict[str, str]
-    tensors: dict[str, str]
-    build_s: float
-    version: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,15 +63,15 @@ class TensorRtRtxBackend:
             "tf32": request.tf32,
         }
         reply, _ = worker.call("build", meta, on_progress=on_progress)
+        # Imported here, so that the worker starts before this process loads pydantic.
+        from trtforge.backends.answer import read_answer
+        from trtforge.backends.plan import parse_plan
+
         try:
-            answer = _Answer.model_validate(reply)
-        except pydantic.ValidationError as err:
+            answer = read_answer(reply)
+        except ChildDiedError:
             worker.close()
-            raise ChildDiedError(
-                "the engine build process sent an answer that trtforge does not accept",
-                f"{err.error_count()} of its fields are missing or wrong",
-                "do not trust this model",
-            ) from err
+            raise
         plan = parse_plan(answer.layers, answer.ports, answer.nodes, answer.tensors)
         return BuildResult(request.engine, plan, answer.build_s, answer.version)
 

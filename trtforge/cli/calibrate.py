@@ -27,10 +27,10 @@ def command(
     as_json: options.AsJson = False,
 ) -> int:
     """Run calibration data through the fp32 graph and write the range of every activation to quantize."""
-    from trtforge.artifact import write_text
     from trtforge.limits import DEFAULT_LIMITS
     from trtforge.pipeline import calibrate
     from trtforge.spec import BuildSpec, Precision
+    from trtforge.staging import write_text
 
     path = output or Path("build") / f"{source.stem}-calibration.json"
     spec = BuildSpec(

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtforge.graph.edit import remove_nodes
+from trtforge.graph.edit import is_onnx_op, remove_nodes
+from trtforge.graph.names import UniqueNames
 
 PATTERN = "packed_qkv"
 HEAD_PERM = [0, 2, 1, 3]
@@ -113,13 +114,12 @@ class _Packer:
         self._order = {id(node): index for index, node in enumerate(graph.nodes)}
         self._inserted: dict[int, list[gs.Node]] = {}
         self._removed: set[int] = set()
-        self._names = {name for node in graph.nodes for name in (node.name, *(t.name for t in node.inputs))}
-        self._names.update(tensor.name for node in graph.nodes for tensor in node.outputs)
+        self._names = UniqueNames(graph)
 
     def pack_attention_inputs(self) -> None:
         """Case 1."""
         for attention in self.graph.nodes:
-            if attention.op != "Attention" or attention.domain not in (None, "", "ai.onnx"):
+            if attention.op != "Attention" or not is_onnx_op(attention):
                 continue
             try:
                 parts = [self._part_before(tensor) for tensor in attention.inputs[:3]]
@@ -300,20 +300,12 @@ class _Packer:
         attrs: dict[str, object] | None = None,
         output: gs.Variable | None = None,
     ) -> gs.Variable:
-        result = gs.Variable(self._claim(f"{name}_output"), inputs[0].dtype) if output is None else output
-        new.append(gs.Node(op, self._claim(name), attrs or {}, inputs, [result]))
+        result = gs.Variable(self._names.tensor(f"{name}_output"), inputs[0].dtype) if output is None else output
+        new.append(gs.Node(op, self._names.node(name), attrs or {}, inputs, [result]))
         return result
 
     def _constant(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> gs.Constant:
-        return gs.Constant(self._claim(name), values)
-
-    def _claim(self, wanted: str) -> str:
-        name, index = wanted, 0
-        while name in self._names:
-            index += 1
-            name = f"{wanted}_{index}"
-        self._names.add(name)
-        return name
+        return gs.Constant(self._names.tensor(name), values)
 
     def _replace(self, first: gs.Node, old: Sequence[gs.Node], new: list[gs.Node], lowered_to: str) -> None:
         self._inserted[id(first)] = new

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from trtforge.graph.edit import all_graphs, remove_nodes, replace_uses
+from trtforge.graph.edit import all_graphs, is_array, is_onnx_op, remove_nodes, replace_uses
 
 _CONSTANT_DTYPES = {
     "value_float": np.float32,
@@ -26,7 +25,7 @@ def move_constants(graph: gs.Graph) -> int:
     for current in all_graphs(graph):
         kept_outputs = {id(tensor) for tensor in current.outputs}
         for node in current.nodes:
-            if node.op != "Constant" or node.domain not in (None, "", "ai.onnx") or len(node.outputs) != 1:
+            if node.op != "Constant" or not is_onnx_op(node) or len(node.outputs) != 1:
                 continue
             values = _constant_values(node)
             if values is not None and id(node.outputs[0]) not in kept_outputs:
@@ -41,7 +40,7 @@ def _constant_values(node: gs.Node) -> np.ndarray | None:
         return None
     ((name, value),) = node.attrs.items()
     if name == "value" and isinstance(value, gs.Constant):
-        return None if isinstance(value._values, LazyValues) else value.values
+        return value.values if is_array(value) else None
     return np.array(value, _CONSTANT_DTYPES[name]) if name in _CONSTANT_DTYPES else None
 
 
@@ -61,7 +60,7 @@ def remove_identities(graph: gs.Graph) -> int:
         outputs = {id(tensor) for tensor in current.outputs}
         local = {id(tensor): node for node in current.nodes for tensor in node.outputs}
         for node in current.nodes:
-            if node.op != "Identity" or node.domain not in (None, "", "ai.onnx"):
+            if node.op != "Identity" or not is_onnx_op(node):
                 continue
             source, result = node.inputs[0], node.outputs[0]
             if id(result) not in outputs:

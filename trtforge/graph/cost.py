@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 import onnx_graphsurgeon as gs
 
+from trtforge.graph.edit import is_onnx_op
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 GEMM_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -29,7 +31,7 @@ def constant_weight(node: gs.Node) -> tuple[int, gs.Constant] | None:
         The index of the node's input that leads to it, and the constant itself; the second operand is preferred. None
         where both operands are activations or the node is of another kind.
     """
-    if node.op not in GEMM_OPS or node.domain not in (None, "", "ai.onnx"):
+    if node.op not in GEMM_OPS or not is_onnx_op(node):
         return None
     for index in (1, 0) if node.op in ("MatMul", "Gemm") else (1,):
         if index < len(node.inputs):
@@ -64,7 +66,7 @@ def attention_flops(graph: gs.Graph, shapes: Shapes) -> dict[str, int]:
     """
     flops = {}
     for node in graph.nodes:
-        if node.domain not in (None, "", "ai.onnx"):
+        if not is_onnx_op(node):
             continue
         count = None
         if node.op == "MatMul" and constant_weight(node) is None:

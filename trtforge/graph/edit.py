@@ -7,12 +7,25 @@ a tensor with many readers; the functions here set both sides themselves.
 
 from __future__ import annotations
 
-import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from trtforge.errors import InternalError
+from trtforge.graph.order import stable_order
+from trtforge.graph.validate import DEFAULT_DOMAINS
+
+
+def is_onnx_op(node: gs.Node) -> bool:
+    """True for an operator of ONNX's default domain."""
+    return node.domain is None or node.domain in DEFAULT_DOMAINS
+
+
+def is_array(tensor: gs.Tensor) -> bool:
+    """True for a constant with numbers; strings stay in their protobuf form."""
+    return isinstance(tensor, gs.Constant) and not isinstance(tensor._values, LazyValues)
 
 
 def subgraphs_of(node: gs.Node) -> list[gs.Graph]:
@@ -34,6 +47,56 @@ def all_nodes(graph: gs.Graph) -> Iterator[gs.Node]:
     """Every node of a graph, subgraphs included."""
     for current in all_graphs(graph):
         yield from current.nodes
+
+
+def pinned_names(graph: gs.Graph) -> set[str]:
+    """Names of the tensors that must keep their name and type: graph outputs, and what subgraphs read or return."""
+    pinned = {tensor.name for tensor in graph.outputs}
+    for node in graph.nodes:
+        for body in subgraphs_of(node):
+            for inner in all_graphs(body):
+                pinned.update(tensor.name for tensor in inner.outputs)
+                pinned.update(tensor.name for reader in inner.nodes for tensor in reader.inputs)
+    return pinned
+
+
+def copy_graph(graph: gs.Graph) -> gs.Graph:
+    """A copy whose nodes and tensors are new objects; graphsurgeon's own copy turns sequences into tensors."""
+    copy = graph.copy()
+    originals = graph.tensors()
+    for name, tensor in copy.tensors().items():
+        if isinstance(tensor, gs.Variable):
+            tensor.type = originals[name].type
+    return copy
+
+
+class InputEdits:
+    """Replacements of node inputs, collected and applied together."""
+
+    def __init__(self) -> None:
+        self._edits: list[tuple[gs.Node, int, gs.Tensor]] = []
+
+    def replace(self, node: gs.Node, index: int, tensor: gs.Tensor) -> None:
+        """Plan `node.inputs[index] = tensor`."""
+        self._edits.append((node, index, tensor))
+
+    def apply(self) -> None:
+        """Carry out every planned replacement; each touched tensor's list of readers is rebuilt once."""
+        lost: dict[int, tuple[gs.Tensor, Counter[int]]] = {}
+        for node, index, tensor in self._edits:
+            old = node.inputs[index]
+            lost.setdefault(id(old), (old, Counter()))[1][id(node)] += 1
+            list.__setitem__(node.inputs, index, tensor)
+            list.append(tensor.outputs, node)
+        for old, counts in lost.values():
+            kept = []
+            for consumer in old.outputs:
+                if counts[id(consumer)] > 0:
+                    counts[id(consumer)] -= 1
+                else:
+                    kept.append(consumer)
+            list.__setitem__(old.outputs, slice(None), kept)
+        self._edits.clear()
 
 
 def replace_uses(old: gs.Tensor, new: gs.Tensor) -> int:
@@ -111,25 +174,13 @@ def sort_nodes(graph: gs.Graph) -> None:
     """
     for current in all_graphs(graph):
         index_of = {id(node): index for index, node in enumerate(current.nodes)}
-        missing = [0] * len(current.nodes)
-        users: list[list[int]] = [[] for _ in current.nodes]
-        for index, node in enumerate(current.nodes):
+        needs = []
+        for node in current.nodes:
             reads = [*node.inputs, *(t for sub in subgraphs_of(node) for n in all_nodes(sub) for t in n.inputs)]
-            needs = {index_of[id(p)] for tensor in reads for p in tensor.inputs if id(p) in index_of}
-            missing[index] = len(needs)
-            for need in needs:
-                users[need].append(index)
-        ready = [index for index, count in enumerate(missing) if count == 0]
-        order = []
-        while ready:
-            index = heapq.heappop(ready)
-            order.append(current.nodes[index])
-            for user in users[index]:
-                missing[user] -= 1
-                if missing[user] == 0:
-                    heapq.heappush(ready, user)
+            needs.append({index_of[id(p)] for tensor in reads for p in tensor.inputs if id(p) in index_of})
+        order = stable_order(needs)
         if len(order) < len(current.nodes):
             raise InternalError(
                 f"graph {current.name!r} has a cycle", "a pass connected nodes wrongly", "report the model"
             )
-        current.nodes = order
+        current.nodes = [current.nodes[index] for index in order]

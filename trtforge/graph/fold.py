@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
-from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from trtforge.graph.edit import all_graphs, remove_nodes, subgraphs_of
+from trtforge.graph.edit import all_graphs, is_array, is_onnx_op, remove_nodes, subgraphs_of
 from trtforge.graph.evaluate import EVALUABLE_OPS, count_output_elements, evaluate_node
 from trtforge.graph.signature import tensor_dtype
 
@@ -75,7 +74,7 @@ class _Folder:
 
     def visit(self, node: gs.Node) -> None:
         """Fold a node if the rules allow it."""
-        if node.op not in EVALUABLE_OPS or node.domain not in (None, "", "ai.onnx") or subgraphs_of(node):
+        if node.op not in EVALUABLE_OPS or not is_onnx_op(node) or subgraphs_of(node):
             return
         results = self._shape_results(node)
         if results is None:
@@ -89,7 +88,7 @@ class _Folder:
         self.folded.add(id(node))
 
     def _constant_results(self, node: gs.Node) -> list[Array] | None:
-        if not node.inputs or not all(not t.name or _is_array(t) for t in node.inputs):
+        if not node.inputs or not all(not t.name or is_array(t) for t in node.inputs):
             return None
         inputs = [tensor.values if tensor.name else None for tensor in node.inputs]
         try:
@@ -116,7 +115,7 @@ class _Folder:
             dims = node.inputs[0].shape if node.inputs and node.inputs[0].name else None
         elif node.op in ("Gather", "Slice"):
             source = node.inputs[0].inputs[0] if node.inputs and node.inputs[0].inputs else None
-            if source is None or source.op != "Shape" or source.attrs or not all(_is_array(t) for t in node.inputs[1:]):
+            if source is None or source.op != "Shape" or source.attrs or not all(is_array(t) for t in node.inputs[1:]):
                 return None
             dims = source.inputs[0].shape
         else:
@@ -141,12 +140,7 @@ class _Folder:
 
 def _array_constants(graph: gs.Graph) -> list[gs.Constant]:
     tensors = [tensor for holder in all_graphs(graph) for node in holder.nodes for tensor in node.inputs]
-    return [tensor for tensor in tensors if _is_array(tensor)]
-
-
-def _is_array(tensor: gs.Tensor) -> bool:
-    """True for a constant with numbers; strings stay in their protobuf form."""
-    return isinstance(tensor, gs.Constant) and not isinstance(tensor._values, LazyValues)
+    return [tensor for tensor in tensors if is_array(tensor)]
 
 
 def _static(dim: Any, probe: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError
-from trtforge.graph.edit import all_graphs
+from trtforge.graph.edit import all_graphs, is_onnx_op
 
 
 def widen_group_norms(graph: gs.Graph) -> int:
@@ -27,7 +27,7 @@ def widen_group_norms(graph: gs.Graph) -> int:
     for current in all_graphs(graph):
         nodes = []
         for node in current.nodes:
-            if node.op == "GroupNormalization" and node.domain in (None, "", "ai.onnx"):
+            if node.op == "GroupNormalization" and is_onnx_op(node):
                 nodes += _widen(node)
                 num_changed += 1
             nodes.append(node)

@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from trtforge.graph.edit import all_nodes
+from trtforge.graph.edit import all_nodes, is_array, is_onnx_op
 from trtforge.graph.signature import tensor_dtype
 
 _LAYOUT_OPS = ("DepthToSpace", "Flatten", "Reshape", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
@@ -58,14 +57,13 @@ def lint(graph: gs.Graph) -> list[Finding]:
 
 
 def _nodes(graph: gs.Graph, *ops: str) -> Iterator[gs.Node]:
-    return (node for node in all_nodes(graph) if node.op in ops and node.domain in (None, "", "ai.onnx"))
+    return (node for node in all_nodes(graph) if node.op in ops and is_onnx_op(node))
 
 
 def _values(node: gs.Node, index: int) -> np.ndarray[Any, Any] | None:
     """The values of a node's input when it is a constant of numbers."""
     tensor = node.inputs[index] if index < len(node.inputs) else None
-    is_array = isinstance(tensor, gs.Constant) and not isinstance(tensor._values, LazyValues)
-    return tensor.values if is_array and tensor is not None else None
+    return tensor.values if tensor is not None and is_array(tensor) else None
 
 
 def _has_input(node: gs.Node, index: int) -> bool:

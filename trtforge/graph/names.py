@@ -2,6 +2,7 @@
 
 `make_names_unique` works on a graph and changes as little as it can: a name that is empty or taken gets a new one, all
 others stay, so that reports speak the model's language.
+`UniqueNames` hands out names for the nodes and tensors that a pass adds.
 `shorten_names` works on a model just before the build and changes everything but the inputs and outputs of the top
 graph, because builders echo names into logs verbatim: node i becomes `n<i>`, tensor j `t<j>`, in list order, outer
 before inner. A name that an input or output has is skipped. A subgraph reads outer names; it may shadow them, so each
@@ -50,7 +51,7 @@ def _name_nodes(graph: gs.Graph) -> int:
     used: set[str] = set()
     for index, node in enumerate(nodes):
         if not node.name or node.name in used:
-            node.name = names.derive(node.name) if node.name else names.fresh(f"{node.op}_{index}")
+            node.name = names.claim(node.name or f"{node.op}_{index}")
             num_changed += 1
         used.add(node.name)
     return num_changed
@@ -72,7 +73,7 @@ def _name_tensors(graph: gs.Graph) -> int:
     num_changed = 0
     for tensor in tensors.values():
         if tensor.name in used:
-            tensor.name = names.derive(tensor.name)
+            tensor.name = names.claim(tensor.name)
             num_changed += 1
         used.add(tensor.name)
     return num_changed
@@ -85,21 +86,35 @@ class _Names:
         self._taken = taken
         self._last: dict[str, int] = {}
 
-    def derive(self, base: str) -> str:
-        """`base_1`, or the next number that is free."""
-        number = self._last.get(base, 0) + 1
-        while f"{base}_{number}" in self._taken:
+    def claim(self, wanted: str) -> str:
+        """`wanted`; where it is taken, `wanted_1` or the next number that is free."""
+        name, number = wanted, self._last.get(wanted, 0)
+        while name in self._taken:
             number += 1
-        self._last[base] = number
-        self._taken.add(f"{base}_{number}")
-        return f"{base}_{number}"
+            name = f"{wanted}_{number}"
+        self._last[wanted] = number
+        self._taken.add(name)
+        return name
 
-    def fresh(self, wish: str) -> str:
-        """The wished name, or one derived from it."""
-        if wish in self._taken:
-            return self.derive(wish)
-        self._taken.add(wish)
-        return wish
+
+class UniqueNames:
+    """Hands out tensor and node names that a graph, its subgraphs included, does not use yet."""
+
+    def __init__(self, graph: gs.Graph) -> None:
+        graphs = list(all_graphs(graph))
+        nodes = [node for holder in graphs for node in holder.nodes]
+        tensors = {tensor.name for holder in graphs for tensor in (*holder.inputs, *holder.outputs)}
+        tensors.update(tensor.name for node in nodes for tensor in (*node.inputs, *node.outputs))
+        self._nodes = _Names({node.name for node in nodes})
+        self._tensors = _Names(tensors)
+
+    def tensor(self, wanted: str) -> str:
+        """`wanted`, or `wanted_1`, `wanted_2` ... where it is taken."""
+        return self._tensors.claim(wanted)
+
+    def node(self, wanted: str) -> str:
+        """`wanted`, or `wanted_1`, `wanted_2` ... where it is taken."""
+        return self._nodes.claim(wanted)
 
 
 def shorten_names(model: onnx.ModelProto) -> NameMap:

@@ -60,10 +60,13 @@ class OnnxNative:
     """onnx's C++ functions in a child process; a context manager.
 
     A crash or hang raises ChildDiedError with the name of the step.
+
+    Args:
+        child: one that was started earlier; by default it starts here.
     """
 
-    def __init__(self) -> None:
-        self._child = Child("trtforge.graph.native:SERVICE", purpose="ONNX model reading")
+    def __init__(self, child: Child | None = None) -> None:
+        self._child = child or Child("trtforge.graph.native:SERVICE", purpose="ONNX model reading")
         self._follows_values = True
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtforge.errors import InputError, UnavailableError
-from trtforge.graph.edit import all_graphs
+from trtforge.graph.edit import all_graphs, is_array
 from trtforge.graph.protos import all_bodies
 from trtforge.graph.storage import PACKED_BITS, tensor_from_array
 from trtforge.graph.validate import DEFAULT_DOMAINS
@@ -64,7 +64,7 @@ def skeleton_from_graph(graph: gs.Graph) -> Skeleton:
     weights: dict[str, np.ndarray[Any, Any]] = {}
     stubs: set[int] = set()
     for constant in _constants(graph):
-        is_weight = not isinstance(constant._values, LazyValues) and constant.values.nbytes >= WEIGHT_BYTES
+        is_weight = is_array(constant) and constant.values.nbytes >= WEIGHT_BYTES
         if is_weight and constant.name not in weights:
             weights[constant.name] = constant.values
             stubs.add(id(constant))
@@ -95,7 +95,7 @@ def save_model(graph: gs.Graph, path: Path) -> tuple[Path, ...]:
     data_path = path.with_name(f"{path.name}.data")
     staged = path.with_name(f".{path.name}.partial")
     staged_data = path.with_name(f".{path.name}.data.partial")
-    total = sum(c.values.nbytes for c in _constants(graph) if not isinstance(c._values, LazyValues))
+    total = sum(c.values.nbytes for c in _constants(graph) if is_array(c))
     try:
         skeleton = skeleton_from_graph(graph)
         if total < EMBED_BYTES:
@@ -167,7 +167,7 @@ def _as_protos(graph: gs.Graph, stubs: set[int]) -> Iterator[None]:
     kept = []
     try:
         for constant in [*_constants(graph), *attributes]:
-            if not isinstance(constant._values, LazyValues):
+            if is_array(constant):
                 kept.append((constant, constant.values))
                 constant.values = LazyValues(
                     tensor_from_array(constant.name, constant.values, id(constant) not in stubs)

@@ -19,6 +19,11 @@ def tensor_dtype(dtype: Any) -> np.dtype[Any] | None:
     return numpy_dtype(dtype) if isinstance(dtype, int) else np.dtype(dtype)
 
 
+def is_float32(tensor: gs.Tensor) -> bool:
+    """True when the tensor's element type is known to be float32."""
+    return not isinstance(tensor.dtype, int) and tensor.dtype is not None and np.dtype(tensor.dtype) == np.float32
+
+
 def input_specs(graph: gs.Graph) -> tuple[TensorSpec, ...]:
     """The graph's inputs in order."""
     return tuple(_spec(tensor) for tensor in graph.inputs if not isinstance(tensor, gs.Constant))

@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 from trtforge.graph.evaluate import EVALUABLE_OPS, count_output_elements, evaluate_node
+from trtforge.graph.validate import DEFAULT_DOMAINS
 
 Array = np.ndarray[Any, Any]
 
@@ -104,7 +105,7 @@ class _State:
 
     def visit(self, node: onnx.NodeProto) -> None:
         """Learn the types, and where possible the values, of a node's outputs."""
-        if node.domain in ("", "ai.onnx"):
+        if node.domain in DEFAULT_DOMAINS:
             self._infer(node)
             self._evaluate(node)
 

@@ -10,14 +10,14 @@ Each check costs time linear in the model.
 
 from __future__ import annotations
 
-import heapq
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import onnx
 from onnx import AttributeProto
 
 from trtforge.errors import InputError
+from trtforge.graph.order import stable_order
 from trtforge.graph.protos import Body, all_bodies, all_nodes, child_graphs
 from trtforge.limits import Limits
 
@@ -218,7 +218,7 @@ def _sort_nodes(body: Body) -> None:
     needs = [{producer[name] for name in _free_names(node) if name in producer} for node in body.node]
     if all(max(need, default=-1) < index for index, need in enumerate(needs)):
         return
-    order = _stable_order(needs)
+    order = stable_order(needs)
     if len(order) < len(needs):
         stuck = body.node[min(set(range(len(needs))) - set(order))]
         raise InputError(
@@ -229,22 +229,3 @@ def _sort_nodes(body: Body) -> None:
     nodes = [onnx.NodeProto.FromString(body.node[index].SerializeToString()) for index in order]
     del body.node[:]
     body.node.extend(nodes)
-
-
-def _stable_order(needs: Sequence[set[int]]) -> list[int]:
-    """Indices so that each comes after those it needs, else as early as it stood; shorter when there is a cycle."""
-    users: list[list[int]] = [[] for _ in needs]
-    for index, need in enumerate(needs):
-        for other in need:
-            users[other].append(index)
-    missing = [len(need) for need in needs]
-    ready = [index for index, count in enumerate(missing) if count == 0]
-    order: list[int] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for user in users[index]:
-            missing[user] -= 1
-            if missing[user] == 0:
-                heapq.heappush(ready, user)
-    return order

@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from trtforge.graph.edit import copy_graph
+from trtforge.graph.names import UniqueNames
 from trtforge.quantization.cast_plan import LAYOUT_OPS
-from trtforge.quantization.edges import UniqueNames, copy_graph
 from trtforge.quantization.op_types import BFLOAT16
 
 # They only move values, so their results are rounded already.

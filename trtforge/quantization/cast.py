@@ -20,10 +20,11 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtforge.graph.edit import remove_nodes, replace_uses
+from trtforge.graph.edit import InputEdits, pinned_names, remove_nodes, replace_uses
+from trtforge.graph.names import UniqueNames
+from trtforge.graph.signature import is_float32
 from trtforge.quantization.cast_constants import convert_constant, is_bound
 from trtforge.quantization.cast_plan import CastPlan, Precision, lowered_places, plan_cast
-from trtforge.quantization.edges import InputEdits, UniqueNames, is_float32, pinned_names
 from trtforge.quantization.op_types import BFLOAT16, fill_element_types
 from trtforge.quantization.placement import KeptFloat
 

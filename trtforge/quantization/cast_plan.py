@@ -25,9 +25,9 @@ from enum import Enum
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtforge.graph.edit import subgraphs_of
+from trtforge.graph.edit import pinned_names, subgraphs_of
+from trtforge.graph.signature import is_float32
 from trtforge.quantization.cast_constants import refuse_constant
-from trtforge.quantization.edges import is_float32, pinned_names
 from trtforge.quantization.op_types import BFLOAT16, OpTypes, node_types
 
 # Half of float16's 65504: other data than the calibration set may reach further.

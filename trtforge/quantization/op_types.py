@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from trtforge.graph.edit import is_onnx_op
+
 _TYPE_NAMES = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(bool)": np.dtype(np.bool_),
@@ -81,7 +83,7 @@ def op_types(op: str, domain: str, opset: int) -> OpTypes | None:
 
 def node_types(node: gs.Node, graph: gs.Graph) -> OpTypes | None:
     """The type variables of a node's operator at the graph's opset; None for operators of other domains."""
-    return None if node.domain not in (None, "", "ai.onnx") else op_types(node.op, "", graph.opset)
+    return op_types(node.op, "", graph.opset) if is_onnx_op(node) else None
 
 
 def onnx_type_of_attribute(value: object) -> int:

@@ -28,7 +28,7 @@ import onnx_graphsurgeon as gs
 from trtforge.errors import InputError
 from trtforge.graph.cost import GEMM_OPS, constant_weight
 from trtforge.graph.edit import all_nodes
-from trtforge.quantization.edges import is_float32
+from trtforge.graph.signature import is_float32
 from trtforge.recipe import QuantRecipe
 from trtforge.target import BackendName
 

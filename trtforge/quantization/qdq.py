@@ -25,7 +25,8 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError
-from trtforge.quantization.edges import InputEdits, UniqueNames
+from trtforge.graph.edit import InputEdits
+from trtforge.graph.names import UniqueNames
 from trtforge.quantization.placement import KeptFloat, Placement, WeightSite
 from trtforge.recipe import Granularity
 

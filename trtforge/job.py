@@ -1,0 +1,145 @@
+"""The stages of a job, with what each of them hands to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trtforge import __version__, artifact, describe, stages
+from trtforge.acceptance import verify_build
+from trtforge.backends.base import Backend, BuildRequest
+from trtforge.graph.load import LoadedModel
+from trtforge.graph.native import OnnxNative
+from trtforge.graph.save import save_model
+from trtforge.graph.signature import input_specs
+from trtforge.inputs import BuildInputs, gather_inputs
+from trtforge.isolation import Child
+from trtforge.manifest import MANIFEST_NAME, BackendInfo, Manifest, ModelInfo
+from trtforge.progress import Event, Reporter, Stopwatch
+from trtforge.quantization.placement import Placement
+from trtforge.quantization.table import CalibrationTable
+from trtforge.report import render_report
+from trtforge.spec import BuildSpec
+from trtforge.staging import Staging
+from trtforge.target import Target
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BuildTools:
+    """What a build works with.
+
+    Attributes:
+        backend: the engine builder.
+        target: what the engine has to run on.
+        staging: where the artifact's files go.
+        worker: the backend's child process.
+        native: the child process that runs onnx's C++.
+        pool: one thread, which waits for the builder while the main one goes on.
+    """
+
+    backend: Backend
+    target: Target
+    staging: Staging
+    worker: Child
+    native: Child
+    pool: ThreadPoolExecutor
+
+
+class Job:
+    """One job in progress: the stages' results as they come."""
+
+    def __init__(self, spec: BuildSpec, report: Reporter) -> None:
+        self.spec = spec
+        self.report = report
+        self.watch = Stopwatch(report)
+        self.warnings: list[str] = []
+        self.loaded: LoadedModel
+        self.inputs: BuildInputs
+
+    def warn(self, text: str) -> None:
+        """Tell the user, and remember it for the manifest."""
+        self.warnings.append(text)
+        self.report(Event("warning", text, "warning"))
+
+    def load(self) -> None:
+        """Read the model and everything else that the job reads."""
+        spec = self.spec
+        with self.watch.stage("load"):
+            self.loaded = stages.load_source(spec.source, spec.limits)
+            self.inputs = gather_inputs(spec, input_specs(self.loaded.graph), self.loaded.sha256, self.warn)
+
+    def run(self, tools: BuildTools, identity: str) -> Manifest:
+        """Make every file of the artifact.
+
+        Args:
+            tools: see `BuildTools`.
+            identity: fingerprint of the inputs.
+        """
+        spec, watch = self.spec, self.watch
+        staging = tools.staging
+        prepared = self.prepare(tools.native)
+        placement, table = self.calibrate(prepared, staging.work)
+        with watch.stage("lower"):
+            lowered = stages.lower(prepared.graph, spec.precision, placement, table)
+            findings = stages.check_lint(lowered.graph)
+            save_model(lowered.graph, staging.directory / "model.onnx")
+            if table is not None:
+                (staging.directory / "calibration.json").write_text(table.to_json())
+        with watch.stage("build") as note:
+            engine_path = staging.directory / "model.engine"
+            request = BuildRequest(
+                staging.directory / "model.onnx", engine_path, self.inputs.profiles, tools.target, spec.tf32
+            )
+            building = tools.pool.submit(
+                tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
+            )
+            # While the builder works: shapes are inferred, and what is there already is hashed.
+            prepared.gemm_flops()
+            files = artifact.describe_files(staging.directory)
+            files.pop(engine_path.name, None)  # which may be half written
+            engine = building.result()
+            files = artifact.describe_files(staging.directory, known=files)
+        with watch.stage("verify") as note:
+            parity = verify_build(spec, self.inputs, prepared, lowered, staging.work, note)
+        with watch.stage("write"):
+            fusion, near_misses = describe.describe_fusion(prepared)
+            manifest = Manifest(
+                trtforge_version=__version__,
+                inputs_sha256=identity,
+                model=ModelInfo(name=self.loaded.name, sha256=self.loaded.sha256),
+                backend=BackendInfo(name=tools.backend.name, version=engine.backend_version),
+                targets=tuple(tools.target.names),
+                precision=describe.describe_precision(spec, prepared, lowered, engine.plan),
+                fusion=fusion,
+                near_misses=near_misses,
+                plan=engine.plan.to_info(),
+                profiles=describe.describe_profiles(self.inputs.profiles),
+                io=describe.describe_io(self.loaded),
+                calibration=describe.describe_calibration(placement, table),
+                parity=parity,
+                lint=describe.describe_findings(findings),
+                warnings=tuple(self.warnings),
+                files=files,
+                timings_s=dict(watch.seconds),
+                environment=describe.environment(spec),
+            )
+            (staging.directory / "report.html").write_text(render_report(manifest, table))
+            (staging.directory / MANIFEST_NAME).write_text(manifest.to_json())
+        return manifest
+
+    def prepare(self, native: Child) -> stages.Prepared:
+        """Normalise the graph."""
+        with self.watch.stage("normalise"):
+            return stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, OnnxNative(native))
+
+    def calibrate(self, prepared: stages.Prepared, work: Path) -> tuple[Placement | None, CalibrationTable | None]:
+        """Where Q/DQ goes and with what ranges: the user's table, or a calibration run."""
+        if not self.spec.precision.int8:
+            return None, None
+        placement = stages.plan_quantization(prepared, self.inputs.recipe)
+        if self.inputs.table is not None:
+            return placement, self.inputs.table
+        with self.watch.stage("calibrate") as note:
+            table = stages.calibrate_table(prepared, placement, self.inputs, self.loaded.sha256, work, note)
+        return placement, table

@@ -15,7 +15,8 @@ from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint
 from trtforge.limits import Limits
-from trtforge.profile import Profile, ProfileSet, load_profiles, profiles_from_data, static_profiles
+from trtforge.profile import Profile, ProfileSet
+from trtforge.profile_sources import load_profiles, profiles_from_data, static_profiles
 from trtforge.quantization.table import CalibrationTable, load_table
 from trtforge.recipe import QuantRecipe, load_recipe, shipped_files
 from trtforge.spec import BuildSpec

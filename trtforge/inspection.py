@@ -15,7 +15,7 @@ from trtforge.graph.lint import Finding, lint
 from trtforge.graph.signature import input_specs, output_specs
 from trtforge.inputs import find_profile, resolve_profiles
 from trtforge.limits import DEFAULT_LIMITS, Limits
-from trtforge.profile import dim_names, profile_template, profiles_to_yaml
+from trtforge.profile_text import dim_names, profile_template, profiles_to_yaml
 from trtforge.stages import load_source
 from trtforge.tensor import TensorSpec
 

@@ -63,9 +63,23 @@ def test_a_row_is_read_with_original_names():
 
 
 def test_rows_without_work_are_no_kernels():
-    plan = read(*(row(f"a{kind}", kind) for kind in ("shape_call", "signal", "wait", "kgen", "runtime_fusion")))
-    assert len(plan.layers) == 5
+    idle = ("shape_call", "signal", "wait", "cjmp", "jmp", "reshape", "ShapeHostToDevice")
+    plan = read(*(row(f"a{kind}", kind) for kind in (*idle, "kgen", "runtime_fusion")))
+    assert len(plan.layers) == 9
     assert plan.kernels == 2
+
+
+def test_a_row_outside_the_compiled_graph_is_read():
+    copy = (
+        "Name: [ShapeHostToDeviceCopy 0], LayerType: ShapeHostToDevice, Inputs: [], Outputs: [ { Name: shape, Location: "
+        "Device, Dimensions: [], Datatype: Int32, Format: Format not available due to dynamic shapes }], ParameterType: "
+        "ShapeH2D, shapeValues0: [-4], TacticValue: 0x0000000000000000, StreamId: 0, Metadata: "
+    )
+    plan = read(copy, row("n0_myl0_1", covers=["n0"]))
+    assert plan.unreadable is None
+    assert [layer.type for layer in plan.layers] == ["ShapeHostToDevice", "gemm"]
+    assert plan.layers[0].outputs[0].name == "shape"
+    assert plan.layers[0].tactic == ""
 
 
 A_INT8, A_HALF = operand("a", "Int8", -1, 64), operand("a", "Half", -1, 64)

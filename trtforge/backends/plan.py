@@ -10,7 +10,7 @@ are known here. Rules of reading (TensorRT-RTX 1.7.1, read off real plans):
    its first two data inputs. The other operands are alpha, beta, bias and residual, of no account for the type.
 3. A GEMM is int8 only when both operands are Int8; operands of two types make it mixed, and the node it computes runs
    in the wider one.
-4. Rows without work (shape_call, signal, wait) are no kernels.
+4. Rows without work (shape_call, signal, wait, jumps of a loop, copies of a shape's values) are no kernels.
 
 A text that does not fit gives a plan marked unreadable, never an exception: a new release must not break builds.
 """
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trtforge.manifest import PlanInfo, PlanLayerEntry, PlanTensor
 
-_NOT_KERNELS = frozenset(["shape_call", "signal", "wait"])
+_NOT_KERNELS = frozenset(["shape_call", "signal", "wait", "cjmp", "jmp", "reshape", "ShapeHostToDevice"])
 _GEMM_TYPES = frozenset(["gemm", "correlation", "deconv"])
 _GEMM_WORDS = frozenset(["Fc", "Corr", "Deco"])
 _ATTENTION = "_gemm_mha"
@@ -213,6 +213,9 @@ class _RowReader:
 
     `Name: N, LayerType: T, Inputs: [ { Name: .., Dimensions: [..], .. Datatype: D, Format: F }, { .. }],
     Constants: [..], Outputs: [..], TacticName: K, StreamId: 0, Metadata: [ONNX Layer: A]<0x1F>[ONNX Layer: B]`
+
+    A row that stands outside the compiled graph (ShapeHostToDevice, which a loop has) lacks Constants, has other fields
+    for TacticName, and says `Location: Device` after an operand's name.
     """
 
     def __init__(self, text: str, ports: Sequence[str], nodes: Mapping[str, str], tensors: Mapping[str, str]) -> None:
@@ -220,6 +223,7 @@ class _RowReader:
         self._position = 0
         # Only a port may hold the text that ends a name; such names are tried first, the longest of them first.
         self._odd_ports = sorted((port for port in ports if ", Dimensions: [" in port), key=len, reverse=True)
+        self._ports = frozenset(ports)
         self._nodes = nodes
         self._tensors = tensors
 
@@ -228,17 +232,19 @@ class _RowReader:
         builder_name = self._until(", LayerType: ")
         layer_type = self._until(", Inputs: [")
         inputs = self._operands()
-        self._expect("], Constants: [")
-        constants = self._operands()
+        constants: tuple[PlanTensor, ...] = ()
+        if self._text.startswith("], Constants: [", self._position):
+            self._expect("], Constants: [")
+            constants = self._operands()
         self._expect("], Outputs: [")
         outputs = self._operands()
-        self._expect("], TacticName: ")
-        tactic = self._until(", StreamId: ")
+        self._expect("]")
+        _, marker, tactic = self._until(", StreamId: ").partition(", TacticName: ")
         self._until(", Metadata: ")
         name, main_nodes = self._name_parts(builder_name)
         covered = re.findall(r"\[ONNX Layer: ([^\]\x1f]*)\]", self._text[self._position :])
         onnx_nodes = tuple(dict.fromkeys(self._nodes.get(short) or short for short in covered))
-        return PlanLayer(name, layer_type, tactic, inputs, constants, outputs, onnx_nodes, main_nodes)
+        return PlanLayer(name, layer_type, tactic if marker else "", inputs, constants, outputs, onnx_nodes, main_nodes)
 
     def _expect(self, literal: str) -> None:
         if not self._text.startswith(literal, self._position):
@@ -275,6 +281,8 @@ class _RowReader:
                 self._position += len(port) + len(", Dimensions: [")
                 return port
         name = self._until(", Dimensions: [")
+        if name not in self._ports:
+            name = name.removesuffix(", Location: Device")
         return self._tensors.get(_TENSOR_SUFFIX.sub("", name)) or name
 
     def _name_parts(self, builder_name: str) -> tuple[str, tuple[str, ...]]:

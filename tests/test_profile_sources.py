@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from profile_cases import BERT, BERT_YAML, IMAGE, load
+
+from trtforge.errors import InputError
+from trtforge.profile import Profile, ProfileSet, ShapeRange
+from trtforge.profile_sources import load_profiles, profiles_from_data, static_profiles
+from trtforge.profile_text import missing_ranges
+from trtforge.tensor import TensorSpec
+
+
+def refusal(tmp_path: Path, text: str, specs: tuple[TensorSpec, ...]) -> InputError:
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, text, specs)
+    return caught.value
+
+
+def test_dims_are_shared_by_inputs(tmp_path: Path) -> None:
+    profiles = load(tmp_path, BERT_YAML, BERT)
+    span = ShapeRange((1, 1), (8, 128), (32, 512))
+    assert profiles == ProfileSet((Profile("default", {"input_ids": span, "attention_mask": span}),), "file")
+
+
+def test_inputs_may_be_left_out_where_the_model_names_the_dims(tmp_path: Path) -> None:
+    text = "dims: {batch: {min: 1, opt: 8, max: 32}, seq: 128}"
+    assert load(tmp_path, text, BERT).first.inputs["input_ids"] == ShapeRange((1, 128), (8, 128), (32, 128))
+
+
+def test_integers_fix_a_dim(tmp_path: Path) -> None:
+    text = "dims: {b: {min: 1, opt: 2, max: 4}}\ninputs: {x: [b, 3, 224, 224]}"
+    assert load(tmp_path, text, IMAGE).first.inputs["x"] == ShapeRange(
+        (1, 3, 224, 224), (2, 3, 224, 224), (4, 3, 224, 224)
+    )
+
+
+def test_several_profiles_override_dims_whole_or_in_part(tmp_path: Path) -> None:
+    text = (
+        BERT_YAML + "profiles: [{name: prefill, dims: {seq: {min: 16}}}, {name: decode, dims: {seq: 1}}, {name: as_is}]"
+    )
+    profiles = load(tmp_path, text, BERT)
+    spans = {profile.name: profile.inputs["input_ids"] for profile in profiles.profiles}
+    assert spans == {
+        "prefill": ShapeRange((1, 16), (8, 128), (32, 512)),
+        "decode": ShapeRange((1, 1), (8, 1), (32, 1)),
+        "as_is": ShapeRange((1, 1), (8, 128), (32, 512)),
+    }
+    assert profiles.first.name == "prefill"
+
+
+def test_values_of_shape_tensors_are_kept_and_overridden(tmp_path: Path) -> None:
+    specs = (TensorSpec("x", "float32", (1, "t")), TensorSpec("sr", "int64", (1,)), TensorSpec("s", "int64", ()))
+    text = """
+dims: {t: {min: 1, opt: 2, max: 3}}
+values: {sr: {min: [8000], opt: [16000], max: [16000]}, s: {min: [-1], opt: [0], max: [1]}}
+profiles: [{name: a}, {name: b, values: {sr: {min: [8000], opt: [8000], max: [8000]}}}]
+"""
+    first, second = load(tmp_path, text, specs).profiles
+    assert first.values == {"sr": ShapeRange((8000,), (16000,), (16000,)), "s": ShapeRange((-1,), (0,), (1,))}
+    assert second.values["sr"] == ShapeRange((8000,), (8000,), (8000,))
+    assert first.inputs["s"] == ShapeRange((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "why"),
+    [
+        (BERT_YAML + "dims2: {}", "has 1 problem", "unknown key 'dims2'"),
+        ("dims: {seq: {min: 1, opt: 2, max: 3, step: 1}}", "has 1 problem", "unknown key 'dims.seq.range.step'"),
+        (
+            "dims: {seq: {min: 9, opt: 8, max: 16}}",
+            "has 1 problem",
+            "needs min <= opt <= max, got min 9, opt 8, max 16",
+        ),
+        ("dims: {seq: {min: 1, opt: 17, max: 16}}", "has 1 problem", "got min 1, opt 17, max 16"),
+        ("dims: {seq: {min: 1, opt: 2}}", "has 1 problem", "missing key 'dims.seq.range.max'"),
+        ("dims: {seq: -1}", "has 1 problem", "dims.seq.size: Input should be greater than or equal to 0"),
+        ("dims: {seq: 3000000000}", "has 1 problem", "less than or equal to 2147483647"),
+        ("dims: {seq: true}", "has 1 problem", "dims.seq.size: Input should be a valid integer"),
+        ("dims: {seq: 1.5}", "has 1 problem", "dims.seq.range"),
+        ("dims: {seq: many}", "has 1 problem", "dims.seq: needs a size or {min: .., opt: .., max: ..}"),
+        ("dims: {seq: {min: 1, opt: ?, max: ?}}", "is not valid YAML", "line 1"),
+        ("inputs: {input_ids: [batch, 1.5]}", "has 1 problem", "inputs.input_ids.1: needs a size or the name of a dim"),
+        (BERT_YAML + "profiles: [{name: ''}]", "has 1 problem", "profiles.0.name"),
+        (BERT_YAML + "profiles: [{dims: {seq: 1}}]", "has 1 problem", "missing key 'profiles.0.name'"),
+        (BERT_YAML + "profiles: [{name: a}, {name: a}]", "repeats a profile name", "each profile needs its own"),
+        (BERT_YAML + "profiles: [{name: a, dims: {heads: 1}}]", "unknown dim 'heads'", "'dims:' defines batch, seq"),
+        (
+            BERT_YAML + "profiles: [{name: a, dims: {seq: {min: 600}}}]",
+            "has min 600, opt 128, max 512",
+            "after the override",
+        ),
+        (
+            BERT_YAML + "profiles: [{name: a, dims: {seq: {mim: 1}}}]",
+            "has 1 problem",
+            "unknown key 'profiles.0.dims.seq",
+        ),
+        ("dims: {seq: 1, seq: 2}", "is not valid YAML", "duplicate key 'seq'"),
+        ("dims: &a {seq: 1}\ninputs: *a", "is not valid YAML", "aliases"),
+        ("dims: " + "[" * 50, "is not valid YAML", "nested deeper than 32"),
+        ("", "does not hold a mapping", "expected the keys dims, inputs, values, profiles"),
+        ("inputs: {tokens: [1, 1]}", "unknown input 'tokens'", "attention_mask, input_ids"),
+        ("values: {tokens: {min: [1], opt: [1], max: [1]}}", "unknown input 'tokens'", "attention_mask, input_ids"),
+        ("inputs: {input_ids: [batch, seq]}", "unknown dim 'batch'", "'dims:' defines none"),
+        (
+            "dims: {batch: 1, seq: 1, heads: 2}",
+            "gives a range for dim 'heads', which no input has",
+            "dims of the inputs: batch, seq",
+        ),
+        ("inputs: {input_ids: [1]}", "gives input 'input_ids' 1 dims", "input_ids int64 [batch, seq]"),
+        (
+            "values: {input_ids: {min: [1, 2], opt: [1], max: [1]}}",
+            "has 1 problem",
+            "min, opt and max need the same number of values",
+        ),
+        ("values: {input_ids: {min: [2], opt: [1], max: [1]}}", "has 1 problem", "needs min <= opt <= max"),
+        (
+            BERT_YAML + "profiles: [{name: a, values: {t: {min: [1], opt: [1], max: [1]}}}]",
+            "unknown input 't'",
+            "attention_mask, input_ids",
+        ),
+    ],
+)
+def test_profiles_that_do_not_fit_are_refused(tmp_path: Path, text: str, what: str, why: str) -> None:
+    error = refusal(tmp_path, text, BERT)
+    assert what in error.what
+    assert why in error.why
+    assert error.fix
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"profile .* does not exist"):
+        load_profiles(tmp_path / "nothing.yaml", BERT)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("inputs: {x: [1, 4, 8, 8]}", "gives axis 1 of input 'x' the size 4"),
+        ("dims: {c: {min: 1, opt: 3, max: 3}}\ninputs: {x: [1, c, 8, 8]}", "gives axis 1 of input 'x' the range 1..3"),
+        ("dims: {c: 4}\ninputs: {x: [1, c, 8, 8]}", "gives axis 1 of input 'x' the range 4..4"),
+    ],
+)
+def test_sizes_that_contradict_the_model_are_refused(tmp_path: Path, text: str, what: str) -> None:
+    error = refusal(tmp_path, text, IMAGE)
+    assert what in error.what
+    assert error.why == "the model fixes it to 3"
+    assert error.fix == "write 3 there"
+
+
+def test_a_dim_that_equals_the_models_size_may_be_named(tmp_path: Path) -> None:
+    text = "dims: {c: 3}\ninputs: {x: [1, c, 8, 8]}"
+    assert load(tmp_path, text, IMAGE).first.inputs["x"] == ShapeRange((1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))
+
+
+def test_values_for_a_float_input_are_refused(tmp_path: Path) -> None:
+    text = "inputs: {x: [1, 3, 8, 8]}\nvalues: {x: {min: [1], opt: [1], max: [1]}}"
+    assert "this one is float32" in refusal(tmp_path, text, IMAGE).why
+
+
+def test_a_wrong_number_of_values_is_refused(tmp_path: Path) -> None:
+    specs = (TensorSpec("size", "int64", (2,)),)
+    error = refusal(tmp_path, "values: {size: {min: [1], opt: [1], max: [1]}}", specs)
+    assert "gives 1 values for 'size'" in error.what
+    assert error.why == "the model has size int64 [2]"
+
+
+def test_an_open_dim_without_range_prints_the_yaml_to_fill_in(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "dims: {batch: 1}", BERT)
+    assert "dynamic dimensions without a range" in error.what
+    assert error.fix.endswith(
+        "\n\ndims:\n  batch: {min: 1, opt: ?, max: ?}\n  seq: {min: 1, opt: ?, max: ?}\n"
+        "inputs:\n  input_ids: [batch, seq]\n"
+    )
+
+
+def test_an_input_of_unknown_rank_takes_the_files_rank(tmp_path: Path) -> None:
+    specs = (TensorSpec("x", "float32", None),)
+    assert load(tmp_path, "inputs: {x: [2, 5]}", specs).first.inputs["x"] == ShapeRange((2, 5), (2, 5), (2, 5))
+    assert "unknown rank" in refusal(tmp_path, "dims: {}", specs).why
+
+
+def test_static_shapes_need_no_ranges() -> None:
+    specs = (TensorSpec("x", "float32", (1, 3)), TensorSpec("s", "int64", ()))
+    profiles = static_profiles(specs)
+    assert profiles.source == "static"
+    assert profiles.first.inputs == {"x": ShapeRange((1, 3), (1, 3), (1, 3)), "s": ShapeRange((), (), ())}
+
+
+@pytest.mark.parametrize("specs", [BERT, IMAGE, (TensorSpec("x", "float32", None),)])
+def test_open_shapes_are_no_static_profile(specs: tuple[TensorSpec, ...]) -> None:
+    with pytest.raises(InputError, match="dynamic dimensions without a range") as caught:
+        static_profiles(specs)
+    assert str(caught.value) == str(missing_ranges(specs))
+    assert "profiles/<model name>.yaml" in caught.value.fix
+
+
+def test_ranges_span_the_data_and_opt_is_the_most_frequent_size() -> None:
+    shapes = {"input_ids": [(8, 32), (8, 64), (3, 64)], "attention_mask": [(8, 32), (8, 64), (3, 64)]}
+    profiles = profiles_from_data(shapes, BERT)
+    assert profiles.source == "data"
+    assert profiles.first.inputs["input_ids"] == ShapeRange((1, 32), (8, 64), (8, 64))
+
+
+def test_of_equally_frequent_sizes_the_larger_is_opt() -> None:
+    spec = (TensorSpec("x", "float32", ("b", "s")),)
+    assert profiles_from_data({"x": [(4, 5), (4, 9)]}, spec).first.inputs["x"].opt == (4, 9)
+
+
+def test_sizes_that_the_model_fixes_stay_when_ranges_come_from_data() -> None:
+    spec = (TensorSpec("x", "float32", (1, "s")),)
+    assert profiles_from_data({"x": [(8, 5)]}, spec).first.inputs["x"] == ShapeRange((1, 5), (1, 5), (1, 5))
+
+
+def test_data_without_one_of_the_inputs_gives_no_ranges() -> None:
+    with pytest.raises(InputError, match="without a range"):
+        profiles_from_data({"input_ids": [(1, 2)]}, BERT)
+
+
+def test_data_of_several_ranks_gives_no_ranges() -> None:
+    with pytest.raises(InputError, match="different numbers of axes") as caught:
+        profiles_from_data({"x": [(1, 2), (1, 2, 3)]}, (TensorSpec("x", "float32", None),))
+    assert "2 and 3 axes" in caught.value.why

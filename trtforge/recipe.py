@@ -64,7 +64,7 @@ def shipped_files(kind: str) -> dict[str, Path]:
     """
     in_tree = {"recipes": "calibration/recipes", "profiles": "profiles"}[kind]
     package = Path(str(resources.files("trtforge")))
-    for folder in (package / "data" / kind, package.parent / in_tree):
+    for folder in (package / "shipped" / kind, package.parent / in_tree):
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     return {}

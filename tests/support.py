@@ -84,7 +84,7 @@ def make_manifest(**changes: Any) -> Manifest:
         "io": (IoInfo(name="x", mode="input", dtype="float32", shape=("batch", 4)),),
         "calibration": None,
         "parity": ParityInfo(reference="r", candidate="c", verified=False, passed=None, budget=0.99),
-        "files": {"model.engine": FileInfo(sha256="c" * 64, bytes=3)},
+        "files": {name: FileInfo(sha256="c" * 64, bytes=3) for name in ("model.engine", "model.onnx")},
         "timings_s": {"build": 1.5},
         "environment": {"tf32": True},
     }

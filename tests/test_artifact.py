@@ -26,6 +26,7 @@ A, B = "a" * 64, "b" * 64
 
 def fill(staging: Staging, inputs: str, content: bytes = b"engine") -> None:
     (staging.directory / "model.engine").write_bytes(content)
+    (staging.directory / "model.onnx").write_bytes(b"graph")
     (staging.directory / "build.log").write_text("log")
     manifest = make_manifest(inputs_sha256=inputs, files=describe_files(staging.directory))
     (staging.directory / MANIFEST_NAME).write_text(manifest.to_json())
@@ -133,7 +134,14 @@ def test_the_artifact_appears_whole_and_staging_disappears(tmp_path: Path) -> No
         fill(staging, A)
         assert not (tmp_path / "a" / "out").exists()
         assert commit(staging, A, False) is None
-    assert everything_below(tmp_path) == ["a", "a/out", "a/out/build.log", "a/out/manifest.json", "a/out/model.engine"]
+    assert everything_below(tmp_path) == [
+        "a",
+        "a/out",
+        "a/out/build.log",
+        "a/out/manifest.json",
+        "a/out/model.engine",
+        "a/out/model.onnx",
+    ]
 
 
 def test_an_empty_folder_becomes_the_artifact(tmp_path: Path) -> None:
@@ -146,7 +154,13 @@ def test_force_replaces_and_leaves_nothing_of_the_old_one(tmp_path: Path) -> Non
     put(tmp_path / "out")
     (tmp_path / "out" / "old").write_text("old")
     put(tmp_path / "out", B, b"new", force=True)
-    assert everything_below(tmp_path) == ["out", "out/build.log", "out/manifest.json", "out/model.engine"]
+    assert everything_below(tmp_path) == [
+        "out",
+        "out/build.log",
+        "out/manifest.json",
+        "out/model.engine",
+        "out/model.onnx",
+    ]
     assert (tmp_path / "out" / "model.engine").read_bytes() == b"new"
 
 
@@ -215,7 +229,13 @@ def test_without_an_atomic_swap_the_artifact_is_replaced_all_the_same(
     monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_, **__: object())
     put(tmp_path / "out", B, b"new", force=True)
     assert (tmp_path / "out" / "model.engine").read_bytes() == b"new"
-    assert everything_below(tmp_path) == ["out", "out/build.log", "out/manifest.json", "out/model.engine"]
+    assert everything_below(tmp_path) == [
+        "out",
+        "out/build.log",
+        "out/manifest.json",
+        "out/model.engine",
+        "out/model.onnx",
+    ]
 
 
 # Several builds

@@ -316,3 +316,20 @@ def test_a_callers_failure_in_progress_kills_the_child_and_is_raised(child):
     with pytest.raises(EOFError, match="the caller's own"):
         child.call("sleep", {}, on_progress=fail)
     assert not is_running(child.pid)
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_a_caller_that_closed_its_standard_streams_gets_answers(tmp_path, closed):
+    code = f"""
+import os, pathlib, sys
+for fd in {closed}:
+    os.close(fd)
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from trtforge.isolation import Child
+with Child({SERVICE!r}, log=pathlib.Path("log")) as child:
+    answer, _ = child.call("echo", {{"text": "hello"}})
+pathlib.Path("answer").write_text(answer["text"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "answer").read_text() == "hello"

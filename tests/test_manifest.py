@@ -95,6 +95,26 @@ def test_a_manifest_that_does_not_hold_is_refused(tmp_path: Path, text: str, why
     assert MANIFEST_NAME in caught.value.what
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"files": {"model.engine": {"sha256": "x", "bytes": 1}}}, "lacks files.model.onnx"),
+        ({"files": {}}, "lacks files.model.engine, files.model.onnx"),
+        ({"files": {"model.engine": {"sha256": "x", "bytes": -1}}}, "greater than or equal to 0"),
+        ({"profiles": []}, "lacks profiles"),
+        ({"profiles": [{"name": "short", "inputs": {}}]}, "lacks profiles.short.inputs.x"),
+        ({"profiles": [{"name": "p", "inputs": {"x": {"min": [2], "opt": [1], "max": [3]}}}]}, "min <= opt <= max"),
+        ({"profiles": [{"name": "p", "inputs": {"x": {"min": [], "opt": [1], "max": [3]}}}]}, "differ in length"),
+    ],
+)
+def test_a_manifest_without_what_its_readers_rely_on_is_refused(
+    tmp_path: Path, changes: dict[str, object], why: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_manifest(save(tmp_path, changed(**changes)))
+    assert why in caught.value.why
+
+
 def test_its_size_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is too large"):
         load_manifest(save(tmp_path, make_manifest().to_json()), Limits(text_bytes=100))

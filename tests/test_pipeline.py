@@ -260,6 +260,37 @@ def test_hostile_names_do_not_reach_the_plan(tmp_path: Path) -> None:
     assert "" not in covered
 
 
+def test_an_int8_build_without_any_int8_product_warns(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    source = save_onnx(
+        tmp_path / "zero.onnx",
+        "zero (float[batch, 32] x) => (float[batch, 16] y) { [only] y = MatMul(x, w) }",
+        w=random.normal(size=(32, 16)).astype(np.float32),
+    )
+    np.savez(tmp_path / "data.npz", x=np.zeros((20, 32), np.float32))
+    result = trtforge.build(source, precision="int8", calib=str(tmp_path / "data.npz"), output=tmp_path / "out")
+    assert "int8" not in result.manifest.precision.gemm_flops_fraction
+    assert "no product runs in INT8" in result.manifest.warnings[0]
+    assert "only: calibration saw no non-zero value" in result.manifest.warnings[0]
+
+
+def test_products_inside_an_if_are_said_to_be_left_out(tmp_path: Path) -> None:
+    source = save_onnx(
+        tmp_path / "branch.onnx",
+        """branch (float[2, 32] x, bool flag) => (float[2, 32] y) {
+            h = MatMul (x, w)
+            y = If (flag) <
+                then_branch = a () => (float[2, 32] s) { [inner] s = MatMul (h, w2) },
+                else_branch = b () => (float[2, 32] t) { t = Relu (h) }
+            >
+        }""",
+        w=np.eye(32, dtype=np.float32),
+        w2=np.eye(32, dtype=np.float32),
+    )
+    result = trtforge.build(source, precision="fp16", verify="off", output=tmp_path / "out")
+    assert any("If, Loop" in text and "inner" in text for text in result.manifest.warnings)
+
+
 def test_progress_names_every_stage_in_order(tmp_path: Path) -> None:
     events: list[Event] = []
     trtforge.build(save_project(tmp_path), precision="int8", output=tmp_path / "out", report=events.append)

@@ -29,6 +29,17 @@ def test_inputs_may_be_left_out_where_the_model_names_the_dims(tmp_path: Path) -
     assert load(tmp_path, text, BERT).first.inputs["input_ids"] == ShapeRange((1, 128), (8, 128), (32, 128))
 
 
+@pytest.mark.parametrize("opt", [1, 4])
+def test_opt_may_be_min_or_max(tmp_path: Path, opt: int) -> None:
+    text = f"dims: {{batch: {{min: 1, opt: {opt}, max: 4}}, seq: 8}}"
+    whole = load(tmp_path, text, BERT).first.inputs["input_ids"]
+    assert whole == ShapeRange((1, 8), (opt, 8), (4, 8))
+    override = (
+        f"dims: {{batch: {{min: 1, opt: 2, max: 4}}, seq: 8}}\nprofiles: [{{name: a, dims: {{batch: {{opt: {opt}}}}}}}]"
+    )
+    assert load(tmp_path, override, BERT).first.inputs["input_ids"] == whole
+
+
 def test_integers_fix_a_dim(tmp_path: Path) -> None:
     text = "dims: {b: {min: 1, opt: 2, max: 4}}\ninputs: {x: [b, 3, 224, 224]}"
     assert load(tmp_path, text, IMAGE).first.inputs["x"] == ShapeRange(

@@ -112,3 +112,15 @@ def test_a_failing_node_is_named(tmp_path: Path) -> None:
     with ReferenceModel(path) as model, pytest.raises(InputError, match="cannot run") as caught:
         model.run({"x": X})
     assert "stem" in caught.value.why
+
+
+def test_onnxruntime_reports_to_nobody(mlp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its telemetry first makes a session file in the temporary folder and a database below the home folder.
+    for variable in ("TMPDIR", "HOME", "XDG_CACHE_HOME"):
+        (tmp_path / variable).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    for variable in ("CI", "GITHUB_ACTIONS", "ORT_DISABLE_TELEMETRY"):
+        monkeypatch.delenv(variable, raising=False)
+    with ReferenceModel(mlp) as model:
+        model.run({"x": X})
+    assert [path for folder in ("TMPDIR", "HOME", "XDG_CACHE_HOME") for path in (tmp_path / folder).iterdir()] == []

@@ -252,6 +252,14 @@ def test_failed_names_the_outputs_that_miss_the_budget_and_the_worst_nodes() -> 
     assert page.row("/block.4/Add")[1] == "not finite"
 
 
+def test_of_many_outputs_that_miss_three_are_named_and_the_others_counted() -> None:
+    outputs = {f"out{i}": figures_of(0.9) for i in range(5)}
+    page = full_page(parity=passed(passed=False, outputs=outputs, batches=()))
+    assert "Output out2 has" in page.text
+    assert "Output out3 has" not in page.text
+    assert "2 more outputs miss it." in page.text
+
+
 def test_unverified_build_says_so_and_has_no_accuracy_section() -> None:
     page = full_page(parity=not_verified())
     assert "NOT VERIFIED" in page.text
@@ -542,3 +550,25 @@ def test_sizes_and_seconds_have_three_digits() -> None:
         "2.00 GB",
     ]
     assert [figures.seconds(v) for v in (0.03, 12.34, 312.4)] == ["0.03 s", "12.3 s", "312 s"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shown", "style"),
+    [
+        ("Int8", "INT8", "t-int8"),
+        ("Half", "fp16", "t-fp16"),
+        ("float32", "fp32", "t-fp32"),
+        ("int64", "int64", "t-other"),
+    ],
+)
+def test_element_types_have_one_spelling_and_one_colour(dtype: str, shown: str, style: str) -> None:
+    assert (figures.type_name(dtype), figures.type_class(dtype)) == (shown, style)
+
+
+def test_sqnr_is_exact_only_where_nothing_differs() -> None:
+    def output(sqnr_db: float | None, error: float, nan: bool) -> OutputParity:
+        return OutputParity(cosine=1.0, cosine_min=1.0, sqnr_db=sqnr_db, max_abs_error=error, nan=nan)
+
+    assert figures.decibel(output(41.26, 0.1, False)) == "41.3 dB"
+    assert figures.decibel(output(None, 0.0, False)) == "exact"
+    assert figures.decibel(output(None, 0.0, True)) == figures.decibel(output(None, 1.0, False)) == "-"

@@ -59,3 +59,9 @@ def test_default_folder_is_build_stem_and_precision() -> None:
     spec = BuildSpec(source=Path("a/vit.onnx"), precision=Precision(int8=True, base="bf16"))
     assert spec.target_directory == Path("build/vit-int8+bf16")
     assert BuildSpec(source=Path("a/vit.onnx"), output=Path("out")).target_directory == Path("out")
+
+
+@pytest.mark.parametrize("name", ["calib", "eval", "profile", "recipe", "metric"])
+def test_an_empty_option_is_refused_instead_of_taken_for_none(name: str) -> None:
+    with pytest.raises(InputError, match=f"^--{name} is empty"):
+        BuildSpec(source=Path("m.onnx"), **{name: ""})

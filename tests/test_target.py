@@ -9,14 +9,12 @@ from trtforge.target import RTX_COMPUTE_CAPABILITIES, BackendName, Target, rtx_t
 def test_no_option_means_the_portable_default() -> None:
     target = rtx_target_from_option(None)
     assert target == Target(BackendName.TENSORRT_RTX, (80, 86, 89, 120), explicit=False)
-    assert target.lowest == 80
 
 
 def test_list_is_sorted_without_duplicates() -> None:
     target = rtx_target_from_option(" sm_120,sm_86 ,sm_89,sm_86")
     assert target.compute_capabilities == (86, 89, 120)
     assert target.names == ["sm_86", "sm_89", "sm_120"]
-    assert target.lowest == 86
     assert target.explicit
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from trtforge.errors import InputError
 from trtforge.limits import Limits
-from trtforge.textfile import FileModel, parse_json, parse_yaml, read_text, validate
+from trtforge.textfile import FileModel, kind_of, parse_json, parse_yaml, read_text, validate
 
 
 class Inner(FileModel):
@@ -222,3 +222,23 @@ def test_many_problems_are_cut_to_eight() -> None:
 def test_file_values_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Outer(name="x").name = "y"  # type: ignore[misc]
+
+
+def test_what_lies_at_a_path_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    assert kind_of(tmp_path, "data") == "folder"
+    assert kind_of(tmp_path / "file", "data") == kind_of(tmp_path / "link", "data") == "file"
+    assert kind_of(Path("/dev/null"), "data") == "other"
+    assert kind_of(tmp_path / "none", "data") is kind_of(tmp_path / "file" / "below", "data") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("n" * 300, "File name too long"), ("loop", "Too many levels of symbolic links"), ("a\0b", "null")],
+)
+def test_a_path_that_the_system_cannot_look_at_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InputError, match=r"^data .* cannot be read") as caught:
+        kind_of(tmp_path / name, "data")
+    assert why in caught.value.why

@@ -16,10 +16,23 @@ from trtforge.errors import InputError, InternalError
 from trtforge.parity import meets_budget
 from trtforge.reference import ReferenceModel
 from trtforge.tensor import TensorSpec
-from trtforge.verify import Candidate, find_worst_nodes, plan_runs, score
+from trtforge.verify import Candidate, Run, Scores, find_worst_nodes, plan_runs
+from trtforge.verify import score as score_loaded
 
 NUMBERS = itertools.count()
 NODES = {"up": "hidden", "act": "active", "down": "scores"}
+
+
+def score(
+    reference: Path,
+    candidates: list[Candidate],
+    runs: list[Run],
+    metric: str | None,
+    work: Path,
+    report: Callable[[str], None],
+) -> dict[str, Scores]:
+    with ReferenceModel(reference, as_written=True) as model:
+        return score_loaded(model, candidates, runs, metric, work, report)
 
 
 def data(count: int, labels: np.ndarray | None = None, stored: int = 7) -> Dataset:
@@ -79,6 +92,25 @@ def test_runs_are_all_samples_at_opt_and_a_few_at_the_smallest_batch() -> None:
 def test_the_small_run_has_at_least_one_batch() -> None:
     (_, small) = plan_runs(data(100), 64, 32)
     assert sum(len(batch) for batch in small.dataset.batches(32)) == 32
+
+
+def test_an_equal_graph_scores_1_where_graph_optimisation_would_change_the_outputs(tmp_path: Path) -> None:
+    model = save_onnx(
+        tmp_path / "model.onnx",
+        """g (float[batch, 4] x) => (float[batch, 4, 1, 1] y) {
+            axes = Constant <value_ints = [2, 3]> ()
+            image = Unsqueeze (x, axes)
+            far = Conv (image, w, b)
+            y = BatchNormalization (far, ones, zeros, mean, ones)
+        }""",
+        w=np.eye(4, dtype=np.float32).reshape(4, 4, 1, 1) / 1000,
+        b=np.full(4, 1e4, np.float32),
+        mean=np.full(4, 1e4, np.float32),
+        ones=np.ones(4, np.float32),
+        zeros=np.zeros(4, np.float32),
+    )
+    scores = score(model, [altered(model, same)], plan_runs(data(20), 8, 8), None, tmp_path, lambda _: None)
+    assert scores["candidate"].batches[0].outputs["y"].cosine == 1.0
 
 
 def test_scores_of_an_equal_and_of_a_changed_graph(mlp: Path, tmp_path: Path) -> None:
@@ -142,6 +174,7 @@ def test_metric_may_return_one_number(mlp: Path, tmp_path: Path, metric: Callabl
 @pytest.mark.parametrize(
     ("body", "text"),
     [
+        ("raise SystemExit(0)", "the metric function failed\nwhy: SystemExit: 0"),
         ("raise KeyError('pooled')", "the metric function failed\nwhy: KeyError: 'pooled'"),
         ("return 'good'", "the metric function failed\nwhy: ValueError"),
         ("return {'a': [1, 2]}", "the metric function failed\nwhy: TypeError"),

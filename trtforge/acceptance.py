@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from trtforge.artifact import damaged_files
@@ -17,14 +18,14 @@ from trtforge.graph.save import save_model
 from trtforge.graph.signature import input_specs
 from trtforge.inputs import BatchRange, BuildInputs, batch_range, find_calibration, fit_to_profiles, split_held_out
 from trtforge.limits import DEFAULT_LIMITS, Limits
-from trtforge.manifest import MANIFEST_NAME, Manifest, ParityInfo, load_manifest
+from trtforge.manifest import MANIFEST_NAME, MODEL_NAME, REPORT_NAME, TABLE_NAME, Manifest, ParityInfo, load_manifest
 from trtforge.parity import meets_budget
 from trtforge.progress import Event, Reporter, ignore
 from trtforge.quantization.table import load_table
 from trtforge.reference import ReferenceModel
 from trtforge.report import render_report
 from trtforge.spec import BuildSpec, Precision
-from trtforge.stages import Lowered, Prepared, load_source, lower, save_for_onnxruntime
+from trtforge.stages import FP32_NAME, Lowered, Prepared, load_source, lower, save_for_onnxruntime
 from trtforge.staging import replace_file
 from trtforge.verify import Candidate, Scores, find_worst_nodes, plan_runs, score
 
@@ -39,10 +40,10 @@ CANDIDATE = "candidate"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reference:
-    """What outputs are compared with, and how the manifest calls it."""
+    """What outputs are compared with, as it is loaded, and how the manifest calls it."""
 
     label: str
-    path: Path
+    model: ReferenceModel
 
 
 def verify_build(
@@ -50,6 +51,7 @@ def verify_build(
     inputs: BuildInputs,
     prepared: Prepared,
     lowered: Lowered,
+    model: Path,
     work: Path,
     report: Callable[[str], None],
 ) -> ParityInfo:
@@ -60,6 +62,7 @@ def verify_build(
         inputs: the evaluation data and the batch sizes.
         prepared: the graph before it was lowered.
         lowered: the graph that is built.
+        model: its file.
         work: a folder for files that only this stage needs.
         report: takes progress notes.
     """
@@ -67,33 +70,37 @@ def verify_build(
     if dataset is None:
         note = "--no-verify was given" if spec.verify == "off" else "there is no data to verify with"
         return unverified(spec.cosine_budget, note)
-    built = save_for_onnxruntime(lowered.graph, spec.precision, work / "candidate.onnx")
-    label = EMULATED_GRAPH if spec.precision.base == "bf16" else BUILT_GRAPH
+    bf16 = spec.precision.base == "bf16"
+    label = EMULATED_GRAPH if bf16 else BUILT_GRAPH
+    built = save_for_onnxruntime(lowered.graph, spec.precision, work / "candidate.onnx") if bf16 else model
     candidates = [Candidate(CANDIDATE, label, built, as_written=True)]
     if lowered.qdq is not None:
         plain = lower(prepared.graph, spec.precision, None, None)
         path = save_for_onnxruntime(plain.graph, spec.precision, work / "before_qdq.onnx")
         candidates.append(Candidate(BEFORE_QDQ, "graph before Q/DQ", path, as_written=True))
-    exact = work / "fp32.onnx"
-    save_model(prepared.graph, exact)
-    reference = _choose_reference(spec.source, exact)
-    parity = compare(reference, candidates, dataset, inputs.batch, spec.cosine_budget, spec.metric, work, report)
+    exact = work / FP32_NAME
+    if not exact.exists():
+        save_model(prepared.graph, exact)
+    with _open_reference(spec.source, exact) as reference:
+        parity = compare(reference, candidates, dataset, inputs.batch, spec.cosine_budget, spec.metric, work, report)
     if parity.passed:
         return parity
-    outputs_of = {
-        node.name: node.outputs[0].name for node in prepared.graph.nodes if node.name in prepared.gemm_flops()
-    }
+    weighted = prepared.gemm_flops
+    outputs_of = {node.name: node.outputs[0].name for node in prepared.graph.nodes if node.name in weighted}
     worst = find_worst_nodes(exact, built, outputs_of, dataset, inputs.batch.opt)
     return parity.model_copy(update={"worst_nodes": worst})
 
 
-def _choose_reference(source: Path, normalised: Path) -> Reference:
+@contextmanager
+def _open_reference(source: Path, normalised: Path) -> Iterator[Reference]:
     """The source model, or its normalised form where ONNX Runtime refuses the source (repeated node names, say)."""
+    label = SOURCE
     try:
-        ReferenceModel(source).close()
+        model = ReferenceModel(source, as_written=True)
     except TrtForgeError:
-        return Reference(NORMALISED, normalised)
-    return Reference(SOURCE, source)
+        label, model = NORMALISED, ReferenceModel(normalised, as_written=True)
+    with model:
+        yield Reference(label, model)
 
 
 def compare(
@@ -118,7 +125,7 @@ def compare(
         work: a folder for the reference's outputs.
         report: takes progress notes.
     """
-    scores = score(reference.path, candidates, plan_runs(dataset, batch.opt, batch.min), metric, work, report)
+    scores = score(reference.model, candidates, plan_runs(dataset, batch.opt, batch.min), metric, work, report)
     judged = scores[candidates[0].name]
     before = scores.get(BEFORE_QDQ)
     return ParityInfo(
@@ -187,8 +194,10 @@ def verify_artifact(spec: VerifySpec, report: Reporter = ignore) -> ParityInfo:
         )
     parity = _score_artifact(spec, manifest, source, loaded, report)
     updated = manifest.model_copy(update={"parity": parity})
-    table = spec.artifact / "calibration.json"
-    replace_file(spec.artifact / "report.html", render_report(updated, load_table(table) if table.exists() else None))
+    table = spec.artifact / TABLE_NAME
+    replace_file(
+        spec.artifact / REPORT_NAME, render_report(updated, load_table(table, spec.limits) if table.exists() else None)
+    )
     replace_file(spec.artifact / MANIFEST_NAME, updated.to_json())
     return parity
 
@@ -209,25 +218,25 @@ def _score_artifact(
     budget = manifest.parity.budget if spec.budget is None else spec.budget
     with tempfile.TemporaryDirectory(prefix="trtforge-") as folder:
         work = Path(folder)
-        built, label = spec.artifact / "model.onnx", BUILT_GRAPH
+        built, label = spec.artifact / MODEL_NAME, BUILT_GRAPH
         if "bf16" in manifest.precision.requested:
             graph = load_model(built, spec.limits).graph
             built = save_for_onnxruntime(graph, Precision(int8=False, base="bf16"), work / "candidate.onnx")
             label = EMULATED_GRAPH
         candidate = Candidate(CANDIDATE, label, built, as_written=True)
-        normalised = work / "fp32.onnx"
+        normalised = work / FP32_NAME
         save_model(normalise(loaded.graph)[0], normalised)
-        reference = _choose_reference(source, normalised)
-        return compare(
-            reference,
-            [candidate],
-            dataset,
-            batch,
-            budget,
-            spec.metric,
-            work,
-            lambda note: report(Event("verify", note)),
-        )
+        with _open_reference(source, normalised) as reference:
+            return compare(
+                reference,
+                [candidate],
+                dataset,
+                batch,
+                budget,
+                spec.metric,
+                work,
+                lambda note: report(Event("verify", note)),
+            )
 
 
 def unverified(budget: float, note: str) -> ParityInfo:

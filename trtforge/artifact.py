@@ -12,14 +12,15 @@ import onnx_graphsurgeon as gs
 from trtforge.errors import InputError, TrtForgeError
 from trtforge.graph.save import save_model
 from trtforge.hashing import sha256_of_file
-from trtforge.manifest import MANIFEST_NAME, FileInfo, Manifest, load_manifest
+from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.manifest import LOG_NAME, MANIFEST_NAME, REPORT_NAME, FileInfo, Manifest, load_manifest
 from trtforge.staging import Staging, locked, make_parents, put_in_place, translate_write_errors
 
 # Files that hold times and words, so that two equal builds differ in them.
-_FOR_READING = {MANIFEST_NAME, "build.log", "report.html"}
+_FOR_READING = {MANIFEST_NAME, LOG_NAME, REPORT_NAME}
 
 
-def find_artifact(target: Path, inputs_sha256: str, force: bool) -> Manifest | None:
+def find_artifact(target: Path, inputs_sha256: str, force: bool, limits: Limits = DEFAULT_LIMITS) -> Manifest | None:
     """The manifest of an artifact made from the same inputs, or None when the place is free to be written.
 
     Raises:
@@ -34,7 +35,7 @@ def find_artifact(target: Path, inputs_sha256: str, force: bool) -> Manifest | N
         if not target.is_dir() or not any(target.iterdir()):
             return None
     try:
-        manifest = load_manifest(target)
+        manifest = load_manifest(target, limits)
     except TrtForgeError as err:
         raise InputError(
             f"{target} is no artifact, so it is not touched", err.why or err.what, "choose another folder with -o"

@@ -7,24 +7,23 @@ input of the model holds one integer class per sample.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trtforge.data_checks import LABELS, check_array, check_counts, check_names, data_error
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint, sha256_of_file
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.npz import NpzFile
 from trtforge.tensor import TensorSpec
+from trtforge.textfile import kind_of
+from trtforge.user_code import USER_ERRORS, load_function
 
-LABELS = "labels"
 # Samples held at a time while data is checked and hashed.
 _CHECK_BATCH = 8
 
@@ -120,7 +119,7 @@ class Dataset:
                 yield stored.rows(first, last)
             if position >= stop:
                 return
-        raise _data_error(
+        raise data_error(
             self.source,
             f"it gave {position} samples where it had {self.num_samples} when it was first read",
             "give data that can be read any number of times",
@@ -160,17 +159,18 @@ def open_dataset(source: str | Path, specs: Sequence[TensorSpec], limits: Limits
     Args:
         source: `.npz`, a folder of them, or `package.module:function`. Naming a function runs the user's own code.
         specs: the model's inputs.
-        limits: bounds on the decompressed size of one batch.
+        limits: bounds on the decompressed size of one `.npz` file.
 
     Raises:
         InputError: nothing there, or arrays that do not fit the model; says which and how.
     """
     specs = tuple(specs)
     path = Path(source)
-    if path.is_dir():
+    kind = kind_of(path, "data")
+    if kind == "folder":
         files = sorted(path.glob("*.npz"))
         if not files:
-            raise _data_error(source, "the folder holds no .npz file", "put one .npz file per batch into it")
+            raise data_error(source, "the folder holds no .npz file", "put one .npz file per batch into it")
         readers = [_NpzSource(file, specs, limits) for file in files]
         content = fingerprint([sha256_of_file(file) for file in files])
         return _checked(
@@ -183,42 +183,14 @@ def open_dataset(source: str | Path, specs: Sequence[TensorSpec], limits: Limits
                 lambda size: (batch for reader in readers for batch in reader.read(size)),
             )
         )
-    if path.is_file():
+    if kind == "file":
         reader = _NpzSource(path, specs, limits)
         return _checked(
             Dataset(str(source), specs, reader.num_samples, sha256_of_file(path), reader.has_labels, reader.read)
         )
     if ":" in str(source) and path.suffix != ".npz":
         return _dataset_from_function(str(source), specs)
-    raise _data_error(source, "no such file or folder", "give an .npz file, a folder of them or module:function")
-
-
-def load_function(name: str, purpose: str) -> Callable[..., Any]:
-    """The user's function `package.module:function`; the working directory can be imported from.
-
-    Raises:
-        InputError: not of that form, not importable, or no such function.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute.isidentifier():
-        raise InputError(f"{purpose} {name!r} cannot be used", "it is not package.module:function", "correct the name")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        function = getattr(importlib.import_module(module_name), attribute)
-    except (Exception, SystemExit) as err:
-        raise InputError(
-            f"{purpose} {name!r} cannot be imported",
-            f"{type(err).__name__}: {err}",
-            "run from the folder that holds the module, or install its package",
-        ) from err
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(here)
-    if not callable(function):
-        raise InputError(f"{purpose} {name!r} is no function", f"it is a {type(function).__name__}", "correct the name")
-    result: Callable[..., Any] = function
-    return result
+    raise data_error(source, "no such file or folder", "give an .npz file, a folder of them or module:function")
 
 
 def check_batch(feeds: Mapping[str, Any], specs: Sequence[TensorSpec], source: str) -> Batch:
@@ -230,75 +202,17 @@ def check_batch(feeds: Mapping[str, Any], specs: Sequence[TensorSpec], source: s
     try:
         arrays = {str(name): np.asarray(value) for name, value in feeds.items()}
     except Exception as err:
-        raise _data_error(source, f"it holds what is no array ({err})", "give numpy arrays") from err
+        raise data_error(source, f"it holds what is no array ({err})", "give numpy arrays") from err
     names = {spec.name for spec in specs}
     labels = arrays.pop(LABELS, None) if LABELS not in names else None
-    _check_names(arrays, names, source)
+    check_names(arrays, names, source)
     for spec in specs:
-        _check_array(spec, arrays[spec.name].dtype, arrays[spec.name].shape, source)
+        check_array(spec, arrays[spec.name].dtype, arrays[spec.name].shape, source)
         if arrays[spec.name].dtype.kind == "f" and np.isnan(arrays[spec.name]).any():
-            raise _data_error(source, f"input '{spec.name}' holds NaN", "remove those samples")
+            raise data_error(source, f"input '{spec.name}' holds NaN", "remove those samples")
     sizes = {spec.name: len(arrays[spec.name]) for spec in specs}
-    _check_counts(sizes, labels, source)
+    check_counts(sizes, labels, source)
     return Batch({spec.name: arrays[spec.name] for spec in specs}, labels)
-
-
-def _data_error(source: str | Path, why: str, fix: str) -> InputError:
-    return InputError(f"data {source} cannot be used", why, fix)
-
-
-def _check_names(found: Mapping[str, Any], names: set[str], source: str) -> None:
-    missing, extra = sorted(names - set(found)), sorted(set(found) - names)
-    if missing or extra:
-        problems = [f"no array for input {', '.join(missing)}"] if missing else []
-        problems += [f"unknown array {', '.join(extra)}"] if extra else []
-        raise _data_error(
-            source,
-            "; ".join(problems),
-            f"name the arrays after the model's inputs: {', '.join(sorted(names))}"
-            + ("" if LABELS in names else f" (and '{LABELS}' for classes)"),
-        )
-
-
-def _check_array(spec: TensorSpec, dtype: np.dtype, shape: tuple[int, ...], source: str) -> None:
-    if dtype.hasobject:
-        raise _data_error(source, f"input '{spec.name}' holds Python objects", f"give arrays of {spec.dtype}")
-    if dtype.name != spec.dtype:
-        raise _data_error(
-            source, f"input '{spec.name}' is {dtype.name}; the model takes {spec.dtype}", f"save it as {spec.dtype}"
-        )
-    if not shape:
-        raise _data_error(source, f"input '{spec.name}' has no axis of samples", "make samples its first axis")
-    if spec.shape is None:
-        return
-    if len(shape) != len(spec.shape):
-        raise _data_error(
-            source,
-            f"input '{spec.name}' has {len(shape)} axes {list(shape)}; the model takes {spec.describe()}",
-            "save it with the model's axes, samples first",
-        )
-    for axis, (size, dim) in enumerate(zip(shape, spec.shape, strict=True)):
-        if axis and isinstance(dim, int) and size != dim:
-            raise _data_error(
-                source,
-                f"axis {axis} of input '{spec.name}' has size {size}; the model takes {spec.describe()}",
-                "save it in the model's shape",
-            )
-
-
-def _check_counts(sizes: Mapping[str, int], labels: Any, source: str) -> None:
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise _data_error(source, f"the inputs have different numbers of samples: {listed}", "save them together")
-    count = next(iter(sizes.values()), 0)
-    if count == 0:
-        raise _data_error(source, "it holds no samples", "save at least one, better a hundred or more")
-    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != (count,)):
-        raise _data_error(
-            source,
-            f"'{LABELS}' is {labels.dtype.name} {list(labels.shape)}",
-            f"save one integer class per sample: shape [{count}]",
-        )
 
 
 def _checked(dataset: Dataset) -> Dataset:
@@ -314,7 +228,7 @@ def _dataset_from_function(name: str, specs: tuple[TensorSpec, ...]) -> Dataset:
     def read_hashed() -> Iterator[tuple[Batch, bytes]]:
         for feeds in _results_of(function, name):
             if not isinstance(feeds, Mapping):
-                raise _data_error(name, f"it yielded a {type(feeds).__name__}", "yield dictionaries of numpy arrays")
+                raise data_error(name, f"it yielded a {type(feeds).__name__}", "yield dictionaries of numpy arrays")
             batch = check_batch(feeds, specs, name)
             yield batch, _hash_of(batch)
 
@@ -325,14 +239,12 @@ def _dataset_from_function(name: str, specs: tuple[TensorSpec, ...]) -> Dataset:
         labelled = labelled and batch.labels is not None
         hashes.append(digest)
     if count == 0:
-        raise _data_error(name, "it yielded nothing", "yield at least one batch")
+        raise data_error(name, "it yielded nothing", "yield at least one batch")
 
     def read(_: int) -> Iterator[Batch]:
         for index, (batch, digest) in enumerate(read_hashed()):
             if index >= len(hashes) or digest != hashes[index]:
-                raise _data_error(
-                    name, "it yields other data when it is read again", "make it repeatable: fix its seed"
-                )
+                raise data_error(name, "it yields other data when it is read again", "make it repeatable: fix its seed")
             yield batch
 
     return Dataset(name, specs, count, hashlib.sha256(b"".join(hashes)).hexdigest(), labelled, read)
@@ -342,20 +254,20 @@ def _results_of(function: Callable[..., Any], name: str) -> Iterator[Any]:
     """What the user's function yields; what it raises becomes an InputError."""
     try:
         iterator = iter(function())
-    except Exception as err:
+    except USER_ERRORS as err:
         raise _failed(name, err) from err
     while True:
         try:
             item = next(iterator)
         except StopIteration:
             return
-        except Exception as err:
+        except USER_ERRORS as err:
             raise _failed(name, err) from err
         yield item
 
 
-def _failed(name: str, err: Exception) -> InputError:
-    return _data_error(name, f"it failed with {type(err).__name__}: {err}", "correct the function")
+def _failed(name: str, err: BaseException) -> InputError:
+    return data_error(name, f"it failed with {type(err).__name__}: {err}", "correct the function")
 
 
 def _hash_of(batch: Batch) -> bytes:
@@ -386,11 +298,11 @@ class _NpzSource:
         headers = self._file.headers
         self.has_labels = LABELS in headers and LABELS not in self._names
         found = {name: header for name, header in headers.items() if name in self._names or name != LABELS}
-        _check_names(found, set(self._names), str(path))
+        check_names(found, set(self._names), str(path))
         for spec in specs:
-            _check_array(spec, headers[spec.name].dtype, headers[spec.name].shape, str(path))
+            check_array(spec, headers[spec.name].dtype, headers[spec.name].shape, str(path))
         sizes = {name: headers[name].shape[0] for name in self._names}
-        _check_counts(sizes, headers[LABELS] if self.has_labels else None, str(path))
+        check_counts(sizes, headers[LABELS] if self.has_labels else None, str(path))
         self.num_samples = next(iter(sizes.values()))
 
     def read(self, batch_size: int) -> Iterator[Batch]:
@@ -407,6 +319,6 @@ class _NpzSource:
     def _check_nan(self, name: str, array: np.ndarray, start: int) -> None:
         if array.dtype.kind == "f" and np.isnan(array).any():
             row = start + int(np.argwhere(np.isnan(array))[0][0])
-            raise _data_error(
+            raise data_error(
                 self._path, f"input '{name}' holds NaN, first in sample {row}", "remove or repair those samples"
             )

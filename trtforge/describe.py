@@ -6,13 +6,15 @@ import dataclasses
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 
 from trtforge import __version__
 from trtforge.backends.base import Backend
 from trtforge.backends.plan import EnginePlan, node_precision
 from trtforge.fusion.packed_qkv import PATTERN
+from trtforge.graph.cost import GEMM_OPS, constant_weight
+from trtforge.graph.edit import all_nodes
 from trtforge.graph.lint import Finding
 from trtforge.graph.load import LoadedModel
 from trtforge.graph.signature import input_specs, output_specs
@@ -37,7 +39,7 @@ from trtforge.stages import Lowered, Prepared
 from trtforge.target import Target
 
 # Packages whose version can change an artifact.
-_PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "polygraphy")
+_PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes", "polygraphy")
 
 
 def build_identity(spec: BuildSpec, loaded: LoadedModel, inputs: BuildInputs, target: Target, backend: Backend) -> str:
@@ -49,7 +51,7 @@ def build_identity(spec: BuildSpec, loaded: LoadedModel, inputs: BuildInputs, ta
             "profiles": [info.model_dump(mode="json") for info in describe_profiles(inputs.profiles)],
             "recipe": inputs.recipe.fingerprint() if spec.precision.int8 else None,
             "precision": spec.precision.name,
-            "target": target.names,
+            "target": [target.names, target.explicit],
             "options": [spec.cosine_budget, spec.metric, spec.verify, spec.tf32],
             "versions": [__version__, backend.name, backend.version(), package_versions()],
         }
@@ -75,7 +77,7 @@ def environment(spec: BuildSpec) -> dict[str, object]:
 
 def describe_precision(spec: BuildSpec, prepared: Prepared, lowered: Lowered, plan: EnginePlan) -> PrecisionInfo:
     """Types as the plan has them, weighted by FLOPs, and every node that stayed wider than asked for."""
-    gemm, attention = prepared.gemm_flops(), prepared.attention_flops()
+    gemm, attention = prepared.gemm_flops, prepared.attention_flops
     types = node_precision(plan, [*gemm, *attention])
     kept: dict[str, str] = {}
     if lowered.qdq is not None:
@@ -86,6 +88,7 @@ def describe_precision(spec: BuildSpec, prepared: Prepared, lowered: Lowered, pl
     if lowered.cast is not None:
         for entry in lowered.cast.kept_float32:
             kept.setdefault(entry.node, entry.reason)
+    kept = {node: reason for node, reason in kept.items() if types.get(node) != "int8"}
     return PrecisionInfo(
         requested=spec.precision.name,
         node_types={node: types[node] for node in [*gemm, *attention] if node in types},
@@ -94,6 +97,34 @@ def describe_precision(spec: BuildSpec, prepared: Prepared, lowered: Lowered, pl
         attention_flops_fraction=_fractions(attention, types),
         kept_float=tuple(KeptFloatEntry(node=node, reason=reason) for node, reason in kept.items()),
     )
+
+
+def pass_notes(prepared: Prepared, lowered: Lowered) -> tuple[str, ...]:
+    """What the graph passes did not do, or did to values."""
+    notes = prepared.normalised.notes
+    if lowered.cast is not None and lowered.cast.clamped_constants:
+        names = ", ".join(lowered.cast.clamped_constants)
+        notes += (f"values beyond the range of {lowered.cast.dtype} were replaced by large finite ones in {names}",)
+    return notes
+
+
+def precision_warnings(info: PrecisionInfo, prepared: Prepared, plan: EnginePlan) -> Iterator[str]:
+    """What the user must be told of the types, because the figures alone could be misread."""
+    if "int8" in info.requested and plan.unreadable is None and not info.gemm_flops_fraction.get("int8"):
+        reasons = "; ".join(f"{entry.node}: {entry.reason}" for entry in info.kept_float[:3])
+        yield f"--int8 was asked for, but no product runs in INT8 in this engine ({reasons})"
+    counted = prepared.gemm_flops
+    left_out = [
+        node.name
+        for node in all_nodes(prepared.graph)
+        if node.op in GEMM_OPS and constant_weight(node) is not None and node.name not in counted
+    ]
+    if left_out:
+        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        yield (
+            f"{len(left_out)} weighted nodes are not in gemm_flops_fraction, because they lie in the body of an If, "
+            f"Loop or Scan or their size is unknown: {names}"
+        )
 
 
 def describe_profiles(profiles: ProfileSet) -> tuple[ProfileInfo, ...]:
@@ -138,17 +169,20 @@ def describe_calibration(placement: Placement | None, table: CalibrationTable | 
     )
 
 
-def describe_fusion(prepared: Prepared) -> tuple[tuple[FusionEntry, ...], tuple[NearMissEntry, ...]]:
-    """Regions that were rewritten, and regions that nearly were."""
-    fused = tuple(
+def describe_fusion(prepared: Prepared) -> tuple[FusionEntry, ...]:
+    """Regions that were rewritten."""
+    return tuple(
         FusionEntry(region=entry.node, pattern=PATTERN, lowered_to=entry.lowered_to)
         for entry in prepared.fused.rewritten
     )
-    missed = tuple(
+
+
+def describe_near_misses(prepared: Prepared) -> tuple[NearMissEntry, ...]:
+    """Regions that nearly were."""
+    return tuple(
         NearMissEntry(pattern=entry.pattern, node=entry.node, reason=entry.reason)
         for entry in prepared.fused.near_misses
     )
-    return fused, missed
 
 
 def describe_findings(findings: Iterable[Finding]) -> tuple[dict[str, str], ...]:

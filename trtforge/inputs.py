@@ -21,6 +21,7 @@ from trtforge.quantization.table import CalibrationTable, load_table
 from trtforge.recipe import QuantRecipe, load_recipe, shipped_files
 from trtforge.spec import BuildSpec
 from trtforge.tensor import TensorSpec
+from trtforge.textfile import kind_of
 
 MIN_HELD_OUT = 8
 # Batch at which calibration runs: large enough for speed, small enough that tapped activations stay in memory.
@@ -115,7 +116,7 @@ def resolve_profiles(
     Raises:
         InputError: an open dimension that none of them gives; the message holds the YAML to fill in.
     """
-    if given is not None and not Path(given).exists() and given in shipped_files("profiles"):
+    if given is not None and kind_of(Path(given), "profile") is None and given in shipped_files("profiles"):
         return load_profiles(shipped_files("profiles")[given], specs, limits)
     path = Path(given) if given is not None else find_profile(model)
     if path is not None:
@@ -129,7 +130,7 @@ def find_profile(model: Path) -> Path | None:
     """The profile file that the conventions name."""
     for base in (model.parent, Path()):
         path = base / "profiles" / f"{model.stem}.yaml"
-        if path.exists():
+        if kind_of(path, "profile") is not None:
             return path
     return None
 
@@ -142,7 +143,7 @@ def find_calibration(model: Path) -> Path | None:
     """
     for base in (model.parent, Path()):
         found = [base / "calibration" / f"{model.stem}{suffix}" for suffix in (".npz", ".json")]
-        found = [path for path in found if path.exists()]
+        found = [path for path in found if kind_of(path, "calibration data") is not None]
         if len(found) == 2:
             raise InputError(
                 f"both {found[0]} and {found[1]} exist",

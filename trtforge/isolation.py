@@ -98,7 +98,7 @@ class Child:
         self, service: str, env: Mapping[str, str] | None, parent_ends: ExitStack, child_ends: ExitStack
     ) -> None:
         def open_pipe() -> tuple[FileIO, FileIO]:
-            read, write = os.pipe()
+            read, write = map(_above_standard_streams, os.pipe())
             with suppress(OSError):
                 fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             return FileIO(read, "rb"), FileIO(write, "wb")
@@ -268,6 +268,15 @@ class Child:
                 printable = ["".join(c for c in line if c.isprintable())[:200] for line in lines if line.strip()]
                 known += [f"{self.log.name} ends: {' | '.join(printable[-_TAIL_LINES:])}"] if printable else []
         return prefix + "; ".join(known) if known else ""
+
+
+def _above_standard_streams(fd: int) -> int:
+    """The same pipe end as 3 or higher: 0, 1 and 2 are free where the caller closed them, and are the child's own."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
 
 
 def _meta_from_error(error: BaseException, service: str) -> Meta:

@@ -9,13 +9,24 @@ from pathlib import Path
 from trtforge import __version__, artifact, describe, stages
 from trtforge.acceptance import verify_build
 from trtforge.backends.base import Backend, BuildRequest
+from trtforge.backends.base import BuildResult as EngineResult
 from trtforge.graph.load import LoadedModel
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.save import save_model
 from trtforge.graph.signature import input_specs
 from trtforge.inputs import BuildInputs, gather_inputs
 from trtforge.isolation import Child
-from trtforge.manifest import MANIFEST_NAME, BackendInfo, Manifest, ModelInfo
+from trtforge.manifest import (
+    ENGINE_NAME,
+    MANIFEST_NAME,
+    MODEL_NAME,
+    REPORT_NAME,
+    TABLE_NAME,
+    BackendInfo,
+    FileInfo,
+    Manifest,
+    ModelInfo,
+)
 from trtforge.progress import Event, Reporter, Stopwatch
 from trtforge.quantization.placement import Placement
 from trtforge.quantization.table import CalibrationTable
@@ -76,43 +87,32 @@ class Job:
             tools: see `BuildTools`.
             identity: fingerprint of the inputs.
         """
-        spec, watch = self.spec, self.watch
-        staging = tools.staging
+        spec, staging = self.spec, tools.staging
         prepared = self.prepare(tools.native)
         placement, table = self.calibrate(prepared, staging.work)
-        with watch.stage("lower"):
+        model = staging.directory / MODEL_NAME
+        with self.watch.stage("lower"):
             lowered = stages.lower(prepared.graph, spec.precision, placement, table)
             findings = stages.check_lint(lowered.graph)
-            save_model(lowered.graph, staging.directory / "model.onnx")
+            save_model(lowered.graph, model)
             if table is not None:
-                (staging.directory / "calibration.json").write_text(table.to_json())
-        with watch.stage("build") as note:
-            engine_path = staging.directory / "model.engine"
-            request = BuildRequest(
-                staging.directory / "model.onnx", engine_path, self.inputs.profiles, tools.target, spec.tf32
-            )
-            building = tools.pool.submit(
-                tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
-            )
-            # While the builder works: shapes are inferred, and what is there already is hashed.
-            prepared.gemm_flops()
-            files = artifact.describe_files(staging.directory)
-            files.pop(engine_path.name, None)  # which may be half written
-            engine = building.result()
-            files = artifact.describe_files(staging.directory, known=files)
-        with watch.stage("verify") as note:
-            parity = verify_build(spec, self.inputs, prepared, lowered, staging.work, note)
-        with watch.stage("write"):
-            fusion, near_misses = describe.describe_fusion(prepared)
+                (staging.directory / TABLE_NAME).write_text(table.to_json())
+        engine, files = self._build_engine(tools, prepared)
+        with self.watch.stage("verify") as note:
+            parity = verify_build(spec, self.inputs, prepared, lowered, model, staging.work, note)
+        with self.watch.stage("write"):
+            precision = describe.describe_precision(spec, prepared, lowered, engine.plan)
+            for text in describe.precision_warnings(precision, prepared, engine.plan):
+                self.warn(text)
             manifest = Manifest(
                 trtforge_version=__version__,
                 inputs_sha256=identity,
                 model=ModelInfo(name=self.loaded.name, sha256=self.loaded.sha256),
                 backend=BackendInfo(name=tools.backend.name, version=engine.backend_version),
                 targets=tuple(tools.target.names),
-                precision=describe.describe_precision(spec, prepared, lowered, engine.plan),
-                fusion=fusion,
-                near_misses=near_misses,
+                precision=precision,
+                fusion=describe.describe_fusion(prepared),
+                near_misses=describe.describe_near_misses(prepared),
                 plan=engine.plan.to_info(),
                 profiles=describe.describe_profiles(self.inputs.profiles),
                 io=describe.describe_io(self.loaded),
@@ -120,13 +120,30 @@ class Job:
                 parity=parity,
                 lint=describe.describe_findings(findings),
                 warnings=tuple(self.warnings),
+                notes=describe.pass_notes(prepared, lowered),
                 files=files,
-                timings_s=dict(watch.seconds),
+                timings_s=dict(self.watch.seconds),
                 environment=describe.environment(spec),
             )
-            (staging.directory / "report.html").write_text(render_report(manifest, table))
+            (staging.directory / REPORT_NAME).write_text(render_report(manifest, table))
             (staging.directory / MANIFEST_NAME).write_text(manifest.to_json())
         return manifest
+
+    def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
+        """Build the engine; shapes are inferred and the files that are there already are hashed in the meantime."""
+        folder = tools.staging.directory
+        with self.watch.stage("build") as note:
+            request = BuildRequest(
+                folder / MODEL_NAME, folder / ENGINE_NAME, self.inputs.profiles, tools.target, self.spec.tf32
+            )
+            building = tools.pool.submit(
+                tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
+            )
+            _ = prepared.shapes
+            files = artifact.describe_files(folder)
+            files.pop(ENGINE_NAME, None)  # which may be half written
+            engine = building.result()
+            return engine, artifact.describe_files(folder, known=files)
 
     def prepare(self, native: Child) -> stages.Prepared:
         """Normalise the graph."""

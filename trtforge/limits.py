@@ -17,7 +17,7 @@ class Limits:
         model_bytes: size of an ONNX file together with its external data.
         model_nodes: number of nodes in a model, subgraphs included.
         tensor_dims: rank of one tensor.
-        data_bytes: size of one batch of calibration or evaluation data once decompressed.
+        data_bytes: size of one `.npz` file of calibration or evaluation data once decompressed.
         text_bytes: size of a YAML or JSON file.
         text_depth: nesting depth of a YAML or JSON file.
     """

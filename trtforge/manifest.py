@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from trtforge.errors import InputError
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.parity import OutputParity
-from trtforge.textfile import FileModel, parse_json, read_text, validate
+from trtforge.textfile import FileModel, kind_of, parse_json, read_text, validate
 
+# Names of an artifact's files.
 MANIFEST_NAME = "manifest.json"
+ENGINE_NAME = "model.engine"
+MODEL_NAME = "model.onnx"
+TABLE_NAME = "calibration.json"
+REPORT_NAME = "report.html"
+LOG_NAME = "build.log"
 
 
 class ModelInfo(FileModel):
@@ -121,6 +127,14 @@ class RangeInfo(FileModel):
     opt: tuple[int, ...]
     max: tuple[int, ...]
 
+    @pydantic.model_validator(mode="after")
+    def _check_order(self) -> RangeInfo:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise ValueError("min, opt and max differ in length")
+        if any(not low <= opt <= high for low, opt, high in zip(self.min, self.opt, self.max, strict=True)):
+            raise ValueError("needs min <= opt <= max")
+        return self
+
 
 class ProfileInfo(FileModel):
     """One optimisation profile."""
@@ -202,11 +216,17 @@ class FileInfo(FileModel):
     """One file of the artifact."""
 
     sha256: str
-    bytes: int
+    bytes: Annotated[int, pydantic.Field(ge=0)]
 
 
 class Manifest(FileModel):
-    """The content of `manifest.json`."""
+    """The content of `manifest.json`.
+
+    Attributes:
+        inputs_sha256: fingerprint of everything that changes the artifact.
+        warnings: what the user was told during the build.
+        notes: what the graph passes did not do, or did to values.
+    """
 
     schema_version: Literal[1] = 1
     trtforge_version: str
@@ -224,6 +244,7 @@ class Manifest(FileModel):
     parity: ParityInfo
     lint: tuple[dict[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     files: dict[str, FileInfo]
     timings_s: dict[str, float]
     environment: dict[str, Any]
@@ -240,7 +261,7 @@ def load_manifest(directory: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
         InputError: not an artifact, or a manifest that does not hold.
     """
     path = directory / MANIFEST_NAME
-    if not path.is_file():
+    if kind_of(path, "manifest") != "file":
         raise InputError(
             f"{directory} is not a trtforge artifact",
             f"it has no {MANIFEST_NAME}",
@@ -253,4 +274,17 @@ def load_manifest(directory: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
             "this trtforge reads version 1",
             "use the trtforge that made the artifact, or build it again",
         )
-    return validate(Manifest, value, str(path))
+    manifest = validate(Manifest, value, str(path))
+    missing = [f"files.{name}" for name in (ENGINE_NAME, MODEL_NAME) if name not in manifest.files]
+    missing += [] if manifest.profiles else ["profiles"]
+    inputs = [port.name for port in manifest.io if port.mode == "input"]
+    missing += [
+        f"profiles.{p.name}.inputs.{name}" for p in manifest.profiles for name in inputs if name not in p.inputs
+    ]
+    if missing:
+        raise InputError(
+            f"{path} is not whole",
+            f"it lacks {', '.join(missing[:8])}",
+            "it was changed by hand: build the artifact again",
+        )
+    return manifest

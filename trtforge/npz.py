@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import lzma
 import math
+import os
 import struct
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,9 +22,11 @@ from typing import IO
 
 import numpy as np
 
-from trtforge.errors import InputError
+from trtforge.errors import InputError, UnavailableError
 from trtforge.limits import Limits
 
+# Bytes of a Fortran-ordered array that are held while its samples are put together.
+_SPOOL_BYTES = 2**20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
 
 
@@ -58,14 +63,12 @@ class NpzFile:
         length = next(iter(headers.values())).shape[0]
         with self._open_zip() as archive, contextlib.ExitStack() as stack:
             streams = {name: stack.enter_context(self._open_array(archive, name)) for name in names}
-            whole = {name: self._read_rows(streams[name], h) for name, h in headers.items() if h.fortran_order}
+            for name, header in headers.items():
+                if header.fortran_order:
+                    streams[name] = stack.enter_context(self._spool_rows(streams[name], header))
             for start in range(0, length, num_rows):
-                stop = min(start + num_rows, length)
-                arrays = {}
-                for name, header in headers.items():
-                    rows = dataclasses.replace(header, shape=(stop - start, *header.shape[1:]))
-                    arrays[name] = whole[name][start:stop] if name in whole else self._read_rows(streams[name], rows)
-                yield arrays
+                count = min(num_rows, length - start)
+                yield {name: self._read_samples(streams[name], header, count) for name, header in headers.items()}
 
     def read_whole(self, name: str) -> np.ndarray:
         """One array."""
@@ -106,6 +109,40 @@ class NpzFile:
         with archive.open(f"{name}.npy") as stream:
             _read_header(stream)
             yield stream
+
+    def _read_samples(self, stream: IO[bytes], header: NpyHeader, count: int) -> np.ndarray:
+        """The next samples of an array's own stream, or of the spooled one where it is in Fortran order."""
+        if not header.fortran_order:
+            return self._read_rows(stream, dataclasses.replace(header, shape=(count, *header.shape[1:])))
+        rows = self._read_rows(stream, NpyHeader((count, *header.shape[:0:-1]), False, header.dtype))
+        return rows.transpose(0, *range(rows.ndim - 1, 0, -1))
+
+    def _spool_rows(self, stream: IO[bytes], header: NpyHeader) -> IO[bytes]:
+        """A temporary file with the rows of a Fortran-ordered array one after the other, each still in that order.
+
+        The array's stream has the first element of every row, then the second of every row, and so on.
+        """
+        length, width = header.shape[0], math.prod(header.shape[1:])
+        row_bytes = width * header.dtype.itemsize
+        step = max(1, _SPOOL_BYTES // (length * header.dtype.itemsize))
+        try:
+            with contextlib.ExitStack() as on_error:
+                file = on_error.enter_context(tempfile.TemporaryFile())
+                for start in range(0, width, step):
+                    shape = (length, min(step, width - start))
+                    part = np.ascontiguousarray(self._read_rows(stream, dataclasses.replace(header, shape=shape)))
+                    for row in range(length):
+                        place = row * row_bytes + start * header.dtype.itemsize
+                        if os.pwrite(file.fileno(), part[row].data, place) != part[row].nbytes:
+                            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                on_error.pop_all()
+                return file
+        except OSError as err:
+            raise UnavailableError(
+                f"data {self._path} cannot be sorted into samples",
+                f"it is in Fortran order; {err.strerror} in {tempfile.gettempdir()}",
+                "save it in C order (numpy.ascontiguousarray), or free space there",
+            ) from err
 
     def _read_rows(self, stream: IO[bytes], header: NpyHeader) -> np.ndarray:
         size = math.prod(header.shape) * header.dtype.itemsize

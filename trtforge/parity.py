@@ -137,9 +137,14 @@ class ParityAccumulator:
         return {name: state.result() for name, state in self._states.items()}
 
 
+def misses_budget(output: OutputParity, budget: float) -> bool:
+    """Whether an output alone fails: it is not finite, or its mean cosine is below the budget."""
+    return output.nan or output.cosine < budget
+
+
 def meets_budget(outputs: Mapping[str, OutputParity], budget: float) -> bool:
     """Whether every output is finite and its mean cosine reaches the budget; False when nothing was compared."""
-    return bool(outputs) and all(not output.nan and output.cosine >= budget for output in outputs.values())
+    return bool(outputs) and not any(misses_budget(output, budget) for output in outputs.values())
 
 
 def top1(scores: np.ndarray, labels: np.ndarray) -> float:

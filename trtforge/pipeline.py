@@ -93,7 +93,7 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
             job = Job(spec, report)
             job.load()
             identity = build_identity(spec, job.loaded, job.inputs, target, backend)
-            found = find_artifact(spec.target_directory, identity, spec.force)
+            found = find_artifact(spec.target_directory, identity, spec.force, spec.limits)
             if found is not None:
                 return _result(spec, found, reused=True)
             manifest = job.run(BuildTools(backend, target, staging, worker, native, pool), identity)

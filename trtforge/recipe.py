@@ -12,7 +12,7 @@ import pydantic
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint
 from trtforge.limits import DEFAULT_LIMITS, Limits
-from trtforge.textfile import FileModel, parse_yaml, read_text, validate
+from trtforge.textfile import FileModel, kind_of, parse_yaml, read_text, validate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def load_recipe(name_or_path: str | Path | None, limits: Limits = DEFAULT_LIMITS
     if name_or_path is None:
         return QuantRecipe()
     path = Path(name_or_path)
-    if path.is_dir() or not path.exists():
+    if kind_of(path, "recipe") in {"folder", None}:
         shipped = shipped_recipes()
         if str(name_or_path) not in shipped:
             raise InputError(

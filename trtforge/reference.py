@@ -19,6 +19,8 @@ from trtforge.frames import Arrays, Meta
 from trtforge.isolation import Child, Handler
 
 _SERVICE = "trtforge.reference:SERVICE"
+# Released wheels of ONNX Runtime report usage to their maker, with files in ~/.cache and the temporary folder.
+_ENV = {"ORT_DISABLE_TELEMETRY": "1"}
 
 
 class ReferenceModel:
@@ -35,8 +37,11 @@ class ReferenceModel:
     """
 
     def __init__(self, path: Path, *, taps: Sequence[str] = (), as_written: bool = False) -> None:
-        self._path = path
-        self._child, self.outputs = _load(path, list(taps), as_written)
+        self._child, self.outputs = _load(None, path, list(taps), as_written)
+
+    def load(self, path: Path, *, as_written: bool = False) -> None:
+        """Put another model in the place of this one, in the same process while that lives; raises as above."""
+        self._child, self.outputs = _load(self._child, path, [], as_written)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs and taps by name.
@@ -61,15 +66,15 @@ class ReferenceModel:
         self.close()
 
 
-def _load(path: Path, taps: list[str], as_written: bool) -> tuple[Child, list[str]]:
+def _load(child: Child | None, path: Path, taps: list[str], as_written: bool) -> tuple[Child, list[str]]:
     """A child with the model loaded; optimisation is given up where ONNX Runtime cannot load the model with it."""
-    child = Child(_SERVICE, purpose="ONNX Runtime")
+    child = child or Child(_SERVICE, purpose="ONNX Runtime", env=_ENV)
     try:
         meta, _ = child.call("load", {"path": str(path), "taps": taps, "as_written": as_written})
     except (ChildDiedError, InputError):
         child.close()
         if not as_written:
-            return _load(path, taps, as_written=True)
+            return _load(None, path, taps, as_written=True)
         raise
     except BaseException:
         child.close()

@@ -130,6 +130,9 @@ class BuildSpec:
     limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
+        for name in ("calib", "eval", "profile", "recipe", "metric"):
+            if getattr(self, name) == "":
+                raise InputError(f"--{name} is empty", "it names nothing", "leave the option out, or give it a value")
         if self.budget is not None and not 0.0 <= self.budget <= 1.0:
             raise InputError(f"--budget {self.budget} cannot be used", "it is a cosine", "give a number from 0 to 1")
 

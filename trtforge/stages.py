@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from trtforge.errors import InputError
 from trtforge.fusion.packed_qkv import PackedQkvReport, pack_qkv
 from trtforge.graph.cost import attention_flops, gemm_flops
+from trtforge.graph.edit import copy_graph
 from trtforge.graph.lint import Finding, lint
 from trtforge.graph.load import LoadedModel, load_model
 from trtforge.graph.native import OnnxNative
@@ -28,7 +29,6 @@ from trtforge.profile import ProfileSet
 from trtforge.quantization.bfloat16 import emulate_bfloat16
 from trtforge.quantization.calibrate import observe, table_from_observers
 from trtforge.quantization.cast import CastReport, cast_graph
-from trtforge.quantization.edges import copy_graph
 from trtforge.quantization.placement import Placement, plan_placement
 from trtforge.quantization.qdq import QdqReport, insert_qdq
 from trtforge.quantization.table import CalibrationTable
@@ -36,6 +36,8 @@ from trtforge.recipe import QuantRecipe
 from trtforge.reference import ReferenceModel
 from trtforge.spec import FLOAT_DTYPES, Precision
 
+# The prepared fp32 graph in a job's work folder, which calibration and verification both run.
+FP32_NAME = "fp32.onnx"
 # Sources that a later stage of the toolchain exports; named so that the error is of use.
 _OTHER_SOURCES = {".pt2": "a torch.export program", ".pt": "a PyTorch file", ".pth": "a PyTorch file"}
 
@@ -63,10 +65,12 @@ class Prepared:
         """Sizes by tensor name at `opt`; inferred when first asked for."""
         return infer_shapes_at(self.graph, self.opt, self.native)
 
+    @cached_property
     def gemm_flops(self) -> dict[str, int]:
         """FLOPs of every weighted node."""
         return gemm_flops(self.graph, self.shapes)
 
+    @cached_property
     def attention_flops(self) -> dict[str, int]:
         """FLOPs of every product of two activations."""
         return attention_flops(self.graph, self.shapes)
@@ -140,7 +144,7 @@ def calibrate_table(
             "; ".join(f"{kept.node}: {kept.reason}" for kept in placement.kept_float[:4]) or "it has no Conv or MatMul",
             "build it with --fp16",
         )
-    path = work / "fp32.onnx"
+    path = work / FP32_NAME
     save_model(prepared.graph, path)
     done = 0
 
@@ -195,7 +199,7 @@ def check_lint(graph: gs.Graph) -> tuple[Finding, ...]:
     if errors:
         first = errors[0]
         more = f" (and {len(errors) - 1} more such nodes)" if len(errors) > 1 else ""
-        raise InputError(f"node '{first.node}': {first.what}{more}", first.why, first.fix)
+        raise InputError(f"{first.what}{more}", first.why, first.fix)
     return tuple(findings)
 
 

@@ -44,11 +44,6 @@ class Target:
     explicit: bool = True
 
     @property
-    def lowest(self) -> int:
-        """The compute capability whose code the engine holds."""
-        return self.compute_capabilities[0]
-
-    @property
     def names(self) -> list[str]:
         """The targets as `sm_86`."""
         return [f"sm_{cc}" for cc in self.compute_capabilities]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pydantic
 import yaml
@@ -56,6 +57,26 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def kind_of(path: Path, what: str) -> Literal["file", "folder", "other"] | None:
+    """What lies at a user's path, links followed; None where nothing does.
+
+    Args:
+        path: the path.
+        what: how an error names it, e.g. "profile".
+
+    Raises:
+        InputError: the system cannot look there: a name that is too long, a folder that may not be entered.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as err:
+        reason = err.strerror if isinstance(err, OSError) else None
+        raise InputError(f"{what} {path} cannot be read", reason or str(err), "check the path") from err
+    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
 def read_text(path: Path, what: str, limits: Limits = DEFAULT_LIMITS) -> str:

@@ -1,8 +1,9 @@
 """Scores of a built graph against the fp32 reference, both run in ONNX Runtime.
 
 One model is loaded at a time. The reference's outputs are spooled to disk, so that memory does not grow with the number
-of samples. All samples run at the profile's opt batch; the first few also at batch 1, where a graph that has a batch
-size baked in shows.
+of samples. Both run as written, without graph optimisation: what that changes is no error of the candidate, and shows
+where outputs are small differences of large numbers. All samples run at the profile's opt batch; the first few also at
+batch 1, where a graph that has a batch size baked in shows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from trtforge.data import LABELS, Batch, Dataset, load_function
+from trtforge.data import Batch, Dataset
+from trtforge.data_checks import LABELS
 from trtforge.errors import InputError, InternalError
 from trtforge.manifest import BatchParity, NodeError
 from trtforge.parity import ParityAccumulator, sqnr_db, top1
 from trtforge.reference import ReferenceModel
+from trtforge.user_code import USER_ERRORS, load_function
 
 # Samples that also run at batch 1, and samples that the search for the worst nodes uses.
 SMALL_BATCH_SAMPLES = 16
@@ -70,7 +73,7 @@ def plan_runs(dataset: Dataset, opt_batch: int, min_batch: int) -> list[Run]:
 
 
 def score(
-    reference: Path,
+    model: ReferenceModel,
     candidates: Sequence[Candidate],
     runs: Sequence[Run],
     metric: str | None,
@@ -80,7 +83,7 @@ def score(
     """Score the candidates, and the reference itself for the metrics.
 
     Args:
-        reference: the source model, in its own precision.
+        model: the reference as ONNX Runtime has it loaded; the candidates are loaded in its place.
         candidates: graphs with the same inputs and outputs.
         runs: the first one gives the metrics.
         metric: the user's `module:function(outputs, reference, feeds)`, which returns a number or a dictionary of
@@ -97,16 +100,16 @@ def score(
     function = load_function(metric, "metric") if metric else None
     spools = [_Spool(work / f"reference-{index}") for index in range(len(runs))]
     exact = _Meter(function)
-    with ReferenceModel(reference) as model:
-        for run, spool in zip(runs, spools, strict=True):
-            for batch in _with_progress(run, "fp32 reference", report):
-                outputs = model.run(batch.feeds)
-                spool.append(outputs)
-                if run is runs[0]:
-                    exact.add(batch, outputs)
+    for run, spool in zip(runs, spools, strict=True):
+        for batch in _with_progress(run, "fp32 reference", report):
+            outputs = model.run(batch.feeds)
+            spool.append(outputs)
+            if run is runs[0]:
+                exact.add(batch, outputs)
     result = {"fp32": Scores((), exact.result(exact))}
     for candidate in candidates:
-        result[candidate.name] = _score_one(candidate, runs, spools, exact, report)
+        model.load(candidate.path, as_written=candidate.as_written)
+        result[candidate.name] = _score_one(model, candidate, runs, spools, exact, report)
     return result
 
 
@@ -127,7 +130,10 @@ def find_worst_nodes(
     )
     taps = list(outputs_of.values())
     worst = dict.fromkeys(outputs_of, math.inf)
-    with ReferenceModel(reference, taps=taps) as exact, ReferenceModel(candidate, taps=taps, as_written=True) as built:
+    with (
+        ReferenceModel(reference, taps=taps, as_written=True) as exact,
+        ReferenceModel(candidate, taps=taps, as_written=True) as built,
+    ):
         for chunk in few.batches(batch):
             expected, actual = exact.run(chunk.feeds), built.run(chunk.feeds)
             for node, tensor in outputs_of.items():
@@ -140,29 +146,33 @@ def find_worst_nodes(
 
 
 def _score_one(
-    candidate: Candidate, runs: Sequence[Run], spools: Sequence[_Spool], exact: _Meter, report: Callable[[str], None]
+    model: ReferenceModel,
+    candidate: Candidate,
+    runs: Sequence[Run],
+    spools: Sequence[_Spool],
+    exact: _Meter,
+    report: Callable[[str], None],
 ) -> Scores:
-    """Figures of one candidate against the spooled outputs of the reference."""
+    """Figures of one candidate, which is loaded, against the spooled outputs of the reference."""
     meter = _Meter(exact.function)
     batches = []
-    with ReferenceModel(candidate.path, as_written=candidate.as_written) as model:
-        for run, spool in zip(runs, spools, strict=True):
-            accumulator = ParityAccumulator()
-            samples = 0
-            for batch, expected in zip(_with_progress(run, candidate.label, report), spool.read(), strict=True):
-                actual = model.run(batch.feeds)
-                try:
-                    accumulator.add(expected, actual, batch.feeds)
-                except (ValueError, KeyError) as err:
-                    raise InternalError(
-                        f"the {candidate.label} does not match the source model",
-                        str(err),
-                        "report this model: a graph pass changed its outputs",
-                    ) from err
-                samples += len(batch)
-                if run is runs[0]:
-                    meter.add(batch, actual)
-            batches.append(BatchParity(batch=run.batch, samples=samples, outputs=accumulator.result()))
+    for run, spool in zip(runs, spools, strict=True):
+        accumulator = ParityAccumulator()
+        samples = 0
+        for batch, expected in zip(_with_progress(run, candidate.label, report), spool.read(), strict=True):
+            actual = model.run(batch.feeds)
+            try:
+                accumulator.add(expected, actual, batch.feeds)
+            except (ValueError, KeyError) as err:
+                raise InternalError(
+                    f"the {candidate.label} does not match the source model",
+                    str(err),
+                    "report this model: a graph pass changed its outputs",
+                ) from err
+            samples += len(batch)
+            if run is runs[0]:
+                meter.add(batch, actual)
+        batches.append(BatchParity(batch=run.batch, samples=samples, outputs=accumulator.result()))
     return Scores(tuple(batches), meter.result(exact))
 
 
@@ -227,7 +237,7 @@ class _Meter:
             found = self.function(*arguments)
             named = found if isinstance(found, Mapping) else {"metric": found}
             values |= {str(name): float(value) for name, value in named.items()}
-        except Exception as err:
+        except USER_ERRORS as err:
             raise InputError(
                 "the metric function failed",
                 f"{type(err).__name__}: {err}",

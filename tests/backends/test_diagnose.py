@@ -97,6 +97,14 @@ def test_fp8_for_an_older_target_names_the_types_that_it_lacks(build):
     assert error.why == "the model holds fp8_e4m3, which not every target has"
 
 
+def test_bf16_for_turing_names_the_type_that_it_lacks(build):
+    text = "g (bfloat16[b,32] x) => (bfloat16[b,32] y) { y = Relu(x) }"
+    with pytest.raises(BuildError) as caught:
+        build(model_from_text(text), {"x": batch(32)}, gpu="sm_75")
+    assert caught.value.why == "the model holds bf16, which sm_75 does not have"
+    assert caught.value.fix == "build with --fp16 in the place of --bf16, or for sm_80 or newer"
+
+
 def test_an_input_without_a_range_is_refused_instead_of_taken_as_one(build):
     model = model_from_text("g (float[b,8] x, float[c,8] z) => (float[b,8] y) { y = Add(x, z) }")
     error = refusal(build, model, X)

@@ -71,9 +71,9 @@ def test_rows_without_work_are_no_kernels():
 
 def test_a_row_outside_the_compiled_graph_is_read():
     copy = (
-        "Name: [ShapeHostToDeviceCopy 0], LayerType: ShapeHostToDevice, Inputs: [], Outputs: [ { Name: shape, Location: "
-        "Device, Dimensions: [], Datatype: Int32, Format: Format not available due to dynamic shapes }], ParameterType: "
-        "ShapeH2D, shapeValues0: [-4], TacticValue: 0x0000000000000000, StreamId: 0, Metadata: "
+        "Name: [ShapeHostToDeviceCopy 0], LayerType: ShapeHostToDevice, Inputs: [], Outputs: [ { Name: shape, "
+        "Location: Device, Dimensions: [], Datatype: Int32, Format: Format not available due to dynamic shapes }], "
+        "ParameterType: ShapeH2D, shapeValues0: [-4], TacticValue: 0x0000000000000000, StreamId: 0, Metadata: "
     )
     plan = read(copy, row("n0_myl0_1", covers=["n0"]))
     assert plan.unreadable is None

@@ -51,6 +51,23 @@ def test_float_gemms_have_the_graphs_type(build, onnx_type, numpy_type, expected
     assert node_precision(plan, ["node0"]) == {"node0": expected}
 
 
+def test_dims_that_share_a_name_and_no_size_build(build):
+    model = model_from_text("g (float[b,h,h] x) => (float[b,h,h] y) { y = Relu(x) }")
+    assert build(model, {"x": batch(48, 192)}).plan.kernels == 1
+
+
+def test_the_plan_of_a_loop_is_readable(build):
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(1, 128, 32)).astype("f") for name in ("w", "r")}
+    model = model_from_text(
+        "g (float[s,b,32] x) => (float[s,d,b,32] y) { y = LSTM<hidden_size=32>(x, w, r) }", **weights
+    )
+    plan = build(model, {"x": ((1, 1, 32), (8, 4, 32), (16, 8, 32))}).plan
+    assert plan.unreadable is None
+    assert "ShapeHostToDevice" in {layer.type for layer in plan.layers}
+    assert set(plan.gemm) == {"fp32"}
+
+
 def conv_net():
     rng = np.random.default_rng(0)
     text = """g (float[b,3,16,16] x) => (float[b,10] y) {
@@ -244,3 +261,14 @@ def test_a_worker_that_is_killed_during_a_build_is_reported_and_the_parent_lives
 def test_the_variable_that_switches_polygraphy_is_set_in_the_worker_only(build):
     build(quantized_mlp(), X)
     assert "POLYGRAPHY_USE_TENSORRT_RTX" not in os.environ
+
+
+def test_a_folder_whose_name_is_no_text_is_built_in(tmp_path, worker):
+    folder = tmp_path / os.fsdecode(b"\xff\xfe 1")
+    folder.mkdir()
+    path = folder / "model.onnx"
+    onnx.save(quantized_mlp(), str(tmp_path / "model.onnx"))
+    (tmp_path / "model.onnx").rename(path)
+    request = BuildRequest(path, folder / "model.engine", profile_set(X), rtx_target_from_option("sm_86"))
+    assert BACKEND.build(request, worker).plan.gemm == {"int8": 2}
+    assert request.engine.stat().st_size > 10_000

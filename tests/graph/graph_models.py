@@ -11,7 +11,9 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 
 from trtforge.graph.load import graph_from_model
-from trtforge.graph.save import model_from_graph
+from trtforge.graph.protos import all_bodies
+from trtforge.graph.save import skeleton_from_graph
+from trtforge.graph.storage import tensor_from_array
 
 
 def parse(body: str, *, opset: int = 23, ir: int = 10, domains: str = "") -> onnx.ModelProto:
@@ -24,6 +26,16 @@ def graph_of(body: str, *, opset: int = 23, domains: str = "") -> gs.Graph:
     return graph_from_model(parse(body, opset=opset, domains=domains))
 
 
+def model_of(graph: gs.Graph) -> onnx.ModelProto:
+    """The complete model of a graph, weights included."""
+    skeleton = skeleton_from_graph(graph)
+    for body in all_bodies(skeleton.model):
+        for tensor in body.initializer if isinstance(body, onnx.GraphProto) else ():
+            if tensor.name in skeleton.weights and not tensor.HasField("raw_data"):
+                tensor.CopyFrom(tensor_from_array(tensor.name, skeleton.weights[tensor.name]))
+    return skeleton.model
+
+
 def write(model: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Path:
     """A model on disk."""
     path = folder / name
@@ -33,7 +45,7 @@ def write(model: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Pat
 
 def run(model: onnx.ModelProto | gs.Graph, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Outputs in ONNX Runtime with graph optimisation off."""
-    proto = model if isinstance(model, onnx.ModelProto) else model_from_graph(model)
+    proto = model if isinstance(model, onnx.ModelProto) else model_of(model)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3

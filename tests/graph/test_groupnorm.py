@@ -43,3 +43,12 @@ def test_unknown_number_of_channels_is_refused() -> None:
     with pytest.raises(InputError, match="GroupNormalization 'GroupNormalization_0' cannot be raised") as caught:
         normalise(graph_of(DYNAMIC.replace("6", "C"), opset=18))
     assert "static multiple" in caught.value.why and "21" in caught.value.fix
+
+
+def test_a_name_that_the_model_uses_already_is_not_given_twice() -> None:
+    taken = "GroupNormalization_0_scale_per_channel"
+    body = DYNAMIC.replace(" s,", f" {taken},").replace("(x, s, b)", f"(x, {taken}, b)")
+    x = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
+    scale, bias = np.array([1, 2, 3], np.float32), np.array([0, 5, -1], np.float32)
+    graph, _ = normalise(graph_of(body, opset=18))
+    np.testing.assert_allclose(run(graph, {"x": x, taken: scale, "b": bias})[0], expected(x, scale, bias), atol=1e-5)

@@ -125,4 +125,4 @@ def test_deep_nesting_does_not_overflow_the_stack(tmp_path: Path) -> None:
         onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)]).SerializeToString()
     )
     with OnnxNative() as native:
-        survive(path, native)
+        assert survive(path, native)

@@ -7,7 +7,7 @@ import onnx
 from graph_models import graph_of, parse, run
 
 from trtforge.graph.edit import all_graphs, all_nodes
-from trtforge.graph.names import UniqueNames, make_names_unique, shorten_names
+from trtforge.graph.names import UniqueNames, drop_false_dim_names, make_names_unique, shorten_names
 from trtforge.graph.protos import all_bodies
 from trtforge.graph.protos import all_nodes as all_proto_nodes
 
@@ -144,3 +144,12 @@ def test_taken_names_get_a_number() -> None:
 def test_names_inside_subgraphs_are_taken() -> None:
     names = UniqueNames(graph_of(SHADOWING.replace("a = Add", "[inner] b = Add")))
     assert (names.tensor("b"), names.node("inner")) == ("b_1", "inner_1")
+
+
+def test_dim_names_that_cannot_mean_one_size_are_dropped() -> None:
+    model = parse("g (float[b, p, q] x, float[b, p] z) => (float[b, p] y) { y = Identity(z) }")
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "?"
+    ranges = {"x": [(1, 3, 4), (1, 3, 4), (2, 5, 6)], "z": [(1, 3), (1, 3), (2, 7)]}
+    assert drop_false_dim_names(model, [ranges]) == ("p", "?")
+    named = [[dim.dim_param for dim in port.type.tensor_type.shape.dim] for port in model.graph.input]
+    assert named == [["b", "", ""], ["b", ""]]

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from graph_models import graph_of, ops, parse, run, write
+from graph_models import graph_of, model_of, ops, parse, run, write
 
 from trtforge.errors import ChildDiedError, InputError, InternalError
 from trtforge.graph import normalise as module
@@ -15,7 +15,7 @@ from trtforge.graph.edit import all_nodes
 from trtforge.graph.load import load_model
 from trtforge.graph.native import OnnxNative, PreparedModel
 from trtforge.graph.normalise import normalise
-from trtforge.graph.save import model_from_graph, save_model
+from trtforge.graph.save import save_model
 from trtforge.graph.signature import input_specs, output_specs
 
 QDQ = """g (float[N, 2] x) => (float[N, 2] y)
@@ -150,7 +150,7 @@ def test_unknown_operators_pass_through_the_opset_conversion(native: OnnxNative)
         ("MyPlugin", ""),
         ("ReduceMax", ""),
     ]
-    assert {entry.domain for entry in model_from_graph(result).opset_import} == {"", "com.microsoft"}
+    assert {entry.domain for entry in model_of(result).opset_import} == {"", "com.microsoft"}
 
 
 def test_newer_opset_is_kept(native: OnnxNative) -> None:
@@ -248,7 +248,7 @@ def test_result_of_a_file_is_the_result_of_its_graph(tmp_path: Path, native: Onn
     model = parse(QDQ, opset=13, ir=8)
     loaded, _ = normalise(load_model(write(model, tmp_path)).graph, native=native)
     direct, _ = normalise(graph_of(QDQ, opset=13), native=native)
-    assert model_from_graph(loaded) == model_from_graph(direct)
+    assert model_of(loaded) == model_of(direct)
 
 
 class ChangingConverter(FailingConverter):
@@ -294,4 +294,4 @@ def test_types_of_a_scan_body_stay_the_same_in_a_second_run(tmp_path: Path, nati
     first, _ = normalise(graph_of(body), native=native)
     save_model(first, tmp_path / "1.onnx")
     second, _ = normalise(load_model(tmp_path / "1.onnx").graph, native=native)
-    assert model_from_graph(second) == onnx.load(tmp_path / "1.onnx")
+    assert model_of(second) == onnx.load(tmp_path / "1.onnx")

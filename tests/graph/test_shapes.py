@@ -36,6 +36,11 @@ def test_reshape_and_expand_computed_from_shapes_resolve(native: OnnxNative) -> 
     assert set(shapes) == set(graph.tensors())
 
 
+def test_static_inputs_need_no_shape(native: OnnxNative) -> None:
+    graph = graph_of("g (float[N, 2] x, float[3, 2] b) => (float[M, 2] y) { y = Concat<axis = 0>(x, b) }")
+    assert infer_shapes_at(graph, {"x": (4, 2)}, native)["y"] == (7, 2)
+
+
 def test_declared_output_shape_does_not_stand_in_the_way(native: OnnxNative) -> None:
     graph = graph_of("g (float[N] x) => (float[9] y) { y = Concat<axis = 0>(x, x) }")
     assert infer_shapes_at(graph, {"x": (3,)}, native)["y"] == (6,)

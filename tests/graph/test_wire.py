@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from encoder import WIDTH, save_encoder
 
-from trtforge.graph.wire import WireError, split_model, write_model
+from trtforge.graph.wire import WireError, is_cut_off, split_model, write_model
 
 MIN_BYTES = 1024
 
@@ -80,6 +80,19 @@ def test_repeated_names_are_refused() -> None:
 
 def test_a_small_tensor_stays_in_the_skeleton() -> None:
     tensor = onnx.numpy_helper.from_array(np.zeros(8, np.float32), "w")
+    model = onnx.ModelProto(graph=onnx.GraphProto(initializer=[tensor]))
+    split = split_model(model.SerializeToString(), MIN_BYTES)
+    assert split.weights == {}
+    assert onnx.load_from_string(split.skeleton) == model
+
+
+def test_a_cut_inside_a_field_is_told_from_other_content(data: bytes) -> None:
+    assert all(is_cut_off(data[:-cut]) for cut in (1, 10, 1000))
+    assert not any(map(is_cut_off, (data, b"", b"\x08", b"this is a text file", b"PK\x03\x04\x14\0\0\0", data[7:])))
+
+
+def test_a_large_tensor_whose_data_is_in_a_typed_field_stays_in_the_skeleton() -> None:
+    tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [512], np.arange(512, dtype=np.float32))
     model = onnx.ModelProto(graph=onnx.GraphProto(initializer=[tensor]))
     split = split_model(model.SerializeToString(), MIN_BYTES)
     assert split.weights == {}

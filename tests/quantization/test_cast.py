@@ -149,6 +149,18 @@ def test_bfloat16_conv_stays_float32_below_opset_22():
         assert kept(cast(graph_from_text(text, opset, w=normal(4, 4, 3, 3)), "bfloat16")) == expected
 
 
+@pytest.mark.parametrize("operator", ["ConvTranspose", "HardSwish", "Mish"])
+def test_operator_that_the_builder_lacks_in_bfloat16_stays_float32(operator):
+    weight = ", w" if operator == "ConvTranspose" else ""
+    for dtype, expected in (("bfloat16", {"op": f"TensorRT-RTX has no bfloat16 {operator}"}), ("float16", {})):
+        graph = text_graph(
+            f"[a] h = Sigmoid(x) [op] p = {operator}(h{weight}) y = Sigmoid(p)",
+            "float[b, 4, 8, 8] x",
+            **({"w": normal(4, 4, 2, 2)} if weight else {}),
+        )
+        assert kept(cast(graph, dtype)) == expected
+
+
 def test_operator_of_another_domain_stays_float32():
     graph = text_graph("h = Relu(x) [odd] p = Neg(h) y = Sigmoid(p)")
     node_of(graph, "odd").domain = "com.example"
@@ -313,6 +325,13 @@ def test_layout_between_float32_nodes_adds_no_casts():
     assert report.num_casts == 4  # at both borders of the graph, and around the three nodes
 
 
+def test_input_that_is_only_passed_on_is_not_rounded():
+    graph = text_graph("[t] t = Transpose(x) y = Identity(t)")
+    assert cast(graph).num_casts == 0
+    x = np.float32([[1e6, 1 / 3, 0, 0]])
+    assert np.array_equal(run(graph, x=x)[0], x.T)
+
+
 def test_sum_that_is_a_graph_output_is_never_rounded():
     graph = text_graph("[s] s = ReduceSum<keepdims=1>(x, axis) y = Squeeze(s, axis)", axis=np.array([-1], np.int64))
     cast(graph)
@@ -364,6 +383,12 @@ def test_node_that_calibration_saw_reach_far_stays_float32():
     assert kept(cast(text_graph(text, w=normal(4, 4)), "bfloat16", {"h": 5e4})) == {}
 
 
+def test_node_behind_the_one_that_calibration_saw_reach_far_stays_float32():
+    text = "[up] h = MatMul(x, w) [act] r = Relu(h) [t] y = Transpose(r)"
+    report = cast(text_graph(text, w=normal(4, 4)), amax={"r": 5e4})
+    assert kept(report)["up"] == "'h' reached 5e+04 in calibration; float16 ends at 65504"
+
+
 # Q/DQ and subgraphs
 
 
@@ -393,6 +418,23 @@ def test_quantized_node_that_stays_float32_keeps_float32_pairs():
     node = node_of(graph, "up")
     assert [tensor.inputs[0].op for tensor in node.inputs] == ["DequantizeLinear"] * 2
     assert [tensor.dtype for tensor in node.inputs] == [FLOAT, FLOAT]
+
+
+def test_own_scale_below_the_range_of_float16_stays_float32():
+    graph = text_graph(
+        """[q] q = QuantizeLinear(x, s, z)
+        d = DequantizeLinear(q, s, z)
+        [wdq] w = DequantizeLinear<axis=1>(k, ks, kz)
+        y = MatMul(d, w)""",
+        s=np.float32(0.1),
+        z=np.int8(0),
+        k=np.full((4, 2), 100, np.int8),
+        ks=np.float32([0.01, 1e-9]),
+        kz=np.zeros(2, np.int8),
+    )
+    assert kept(cast(graph))["wdq"] == "a constant is at most 1e-09, below float16's 6.104e-05"
+    assert node_of(graph, "wdq").inputs[1].values[1] == np.float32(1e-9)
+    assert node_of(graph, "q").inputs[1].dtype == FLOAT16
 
 
 IF = """g (bool c, float[4] x) => (float[4] y) {

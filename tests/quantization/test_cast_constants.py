@@ -37,6 +37,12 @@ def test_bound_becomes_the_largest_finite_number(op):
     assert refuse_constant(np.float32([LOWEST]), op, FLOAT16) is None
 
 
+def test_the_largest_finite_number_fits_and_is_not_clamped():
+    converted, is_clamped = convert_constant(np.float32([65504.0, -65504.0]), "Add", FLOAT16)
+    assert converted.tolist() == [65504.0, -65504.0]
+    assert not is_clamped
+
+
 def test_infinity_stays_infinite():
     converted, is_clamped = convert_constant(np.float32([-np.inf, 1.0]), "Where", FLOAT16)
     assert converted.tolist() == [-np.inf, 1.0]

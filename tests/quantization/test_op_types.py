@@ -12,8 +12,14 @@ def test_variadic_input_repeats_its_variable():
     assert types.input_variable(5) == "T"
 
 
-def test_index_beyond_the_formal_inputs_has_no_variable():
-    assert op_types("Relu", "", 23).input_variable(1) is None
+def test_variadic_output_repeats_its_variable():
+    assert op_types("Split", "", 23).output_variable(5) == "T"
+
+
+def test_index_beyond_the_formal_inputs_and_outputs_has_no_variable():
+    types = op_types("Relu", "", 23)
+    assert types.input_variable(1) is None
+    assert types.output_variable(1) is None
 
 
 def test_fixed_type_allows_only_itself():

@@ -52,6 +52,11 @@ def test_weight_axis_is_that_of_the_output_channels(text, shape, x, axis):
     assert place(one_node(text, *shape, x=x)).weights == (WeightSite("n", 1, "w", axis),)
 
 
+@pytest.mark.parametrize("shape", [(16, 64), (32, 16)])
+def test_sides_of_exactly_one_tile_are_quantized(shape):
+    assert place(one_node(MATMUL, *shape, x=f"float[b, {shape[0]}] x")).nodes == ("mm",)
+
+
 def test_per_tensor_recipe_gives_no_axis():
     assert place(one_node(MATMUL, 32, 64), recipe=QuantRecipe(weights="per_tensor")).weights[0].axis is None
 

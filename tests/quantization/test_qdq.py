@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -202,6 +204,19 @@ def test_activation_seen_only_as_zeros_leaves_its_consumer_float():
     assert report.nodes == ("up",)
     assert report.kept_float == (KeptFloat("down", "calibration saw no non-zero value of its input 'r'"),)
     assert node_of(graph, "down").inputs[0].name == "r"
+
+
+def test_range_too_small_for_a_scale_leaves_its_node_float():
+    graph = graph_from_text(MLP, w1=normal(32, 128) * np.float32(1e-4), w2=normal(128, 64, seed=1))
+    report = insert(graph, {"x": 2.0, "r": 0.004}, np.float16)
+    assert report.nodes == ()
+    assert [kept.node for kept in report.kept_float] == ["up", "down"]
+    assert re.fullmatch(
+        r"its weight reaches only 0\.000\d+; float16 scales start at 6\.104e-05", report.kept_float[0].reason
+    )
+    assert report.kept_float[1].reason == "its input 'r' reaches only 0.004; float16 scales start at 6.104e-05"
+    graph = graph_from_text(MLP, w1=normal(32, 128) * np.float32(1e-4), w2=normal(128, 64, seed=1))
+    assert insert(graph, {"x": 2.0, "r": 0.004}, np.float32).nodes == ("up", "down")
 
 
 def test_weight_with_nan_is_refused():

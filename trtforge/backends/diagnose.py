@@ -113,6 +113,11 @@ _RULES = (
         "insert a Cast in front of one of them",
     ),
     _Rule(
+        r"model contains HW-specific datatypes: b16",
+        "the model holds bf16, which sm_75 does not have",
+        "build with --fp16 in the place of --bf16, or for sm_80 or newer",
+    ),
+    _Rule(
         r"model contains HW-specific datatypes: ([\w, ]+)",
         "the model holds {0}, which not every target has",
         "FP8 needs --gpu sm_89 or newer, FP4 needs sm_120; build one artifact for those and another for older targets",

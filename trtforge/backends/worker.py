@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import onnx
 
 from trtforge.backends.diagnose import Refusal, error_from_refusal, missing_range_error, missing_values_error
 from trtforge.errors import UnavailableError
-from trtforge.graph.names import NameMap, shorten_names
+from trtforge.graph.names import NameMap, drop_false_dim_names, shorten_names
 from trtforge.graph.wire import WEIGHT_BYTES, split_model
 from trtforge.isolation import Arrays, Handler, Meta, Progress
 
@@ -106,6 +106,7 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
     progress({"phase": "reading the model"})
     model = _read_model(Path(meta["model"]))
     names = shorten_names(model)
+    drop_false_dim_names(model, [profile["inputs"] for profile in meta["profiles"]])
     ports = [port.name for port in [*model.graph.input, *model.graph.output]]
     _log_names(names)
     nodes = [(node.name, node.op_type) for node in model.graph.node]
@@ -116,7 +117,11 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
     parser = trt.OnnxParser(network, log)
     content = model.SerializeToString()
     del model
-    if not parser.parse(content, path=meta["model"]):
+    path = Path(meta["model"])
+    # The parser reads the weights from beside this path, which it takes as UTF-8 text only.
+    with chdir(path.parent):
+        is_parsed = parser.parse(content, path=path.name)
+    if not is_parsed:
         raise error_from_refusal(_refusal_from_parser(parser, log, nodes), names)
     del content
     _check_profiles(network, meta["profiles"])

@@ -5,6 +5,7 @@ Exit codes: 0 ok; 1 a check failed; 2 bad input or not possible here; 3 an inter
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -63,6 +64,9 @@ def _on_sigterm(_: int, __: FrameType | None) -> None:
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _on_sigterm)
+    # A graph of 20,000 nodes is half a million objects that live to the end: looking for garbage among them every 700
+    # allocations took a third of the time.
+    gc.set_threshold(100_000, 10, 10)
     sys.exit(run(sys.argv[1:]))
 
 

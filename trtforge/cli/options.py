@@ -21,10 +21,6 @@ Calib = Annotated[
         "Default: calibration/<model>.npz or .json beside the model or here.",
     ),
 ]
-Eval = Annotated[
-    str | None,
-    typer.Option(metavar="DATA", help="Data to verify with. Default: the last fifth of the calibration data."),
-]
 ProfileOption = Annotated[
     str | None,
     typer.Option(

@@ -39,8 +39,8 @@ def all_graphs(graph: gs.Graph) -> Iterator[gs.Graph]:
     while pending:
         current = pending.pop()
         yield current
-        nested = [inner for node in current.nodes for inner in subgraphs_of(node)]
-        pending.extend(reversed(nested))
+        values = [value for node in current.nodes if node.attrs for value in node.attrs.values()]
+        pending.extend(value for value in reversed(values) if isinstance(value, gs.Graph))
 
 
 def all_nodes(graph: gs.Graph) -> Iterator[gs.Node]:

@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError
 from trtforge.graph.edit import all_graphs, is_onnx_op
+from trtforge.graph.names import UniqueNames
 
 
 def widen_group_norms(graph: gs.Graph) -> int:
@@ -24,18 +25,19 @@ def widen_group_norms(graph: gs.Graph) -> int:
         InputError: the number of channels is not static.
     """
     num_changed = 0
+    names = UniqueNames(graph)
     for current in all_graphs(graph):
         nodes = []
         for node in current.nodes:
             if node.op == "GroupNormalization" and is_onnx_op(node):
-                nodes += _widen(node)
+                nodes += _widen(node, names)
                 num_changed += 1
             nodes.append(node)
         current.nodes = nodes
     return num_changed
 
 
-def _widen(node: gs.Node) -> list[gs.Node]:
+def _widen(node: gs.Node, names: UniqueNames) -> list[gs.Node]:
     """Repeat both operands of one node; gives the nodes that compute those that are not constant."""
     shape, num_groups = node.inputs[0].shape, node.attrs.get("num_groups", 0)
     channels = shape[1] if shape is not None and len(shape) > 1 else None
@@ -48,23 +50,23 @@ def _widen(node: gs.Node) -> list[gs.Node]:
     repeats, added = channels // num_groups, []
     for index in (1, 2):
         tensor = node.inputs[index]
-        wide_name = f"{node.name}_{'scale' if index == 1 else 'bias'}_per_channel"
+        wide_name = names.tensor(f"{node.name}_{'scale' if index == 1 else 'bias'}_per_channel")
         if isinstance(tensor, gs.Constant):
             node.inputs[index] = gs.Constant(wide_name, np.repeat(tensor.values, repeats))
             continue
-        column = gs.Variable(f"{wide_name}_column", tensor.dtype, [num_groups, 1])
-        grid = gs.Variable(f"{wide_name}_grid", tensor.dtype, [num_groups, repeats])
+        column = gs.Variable(names.tensor(f"{wide_name}_column"), tensor.dtype, [num_groups, 1])
+        grid = gs.Variable(names.tensor(f"{wide_name}_grid"), tensor.dtype, [num_groups, repeats])
         wide = gs.Variable(wide_name, tensor.dtype, [channels])
         constants = {
             "axes": np.array([1]),
             "size": np.array([num_groups, repeats]),
             "flat": np.array([-1]),
         }
-        axes, size, flat = (gs.Constant(f"{wide_name}_{key}", value) for key, value in constants.items())
+        axes, size, flat = (gs.Constant(names.tensor(f"{wide_name}_{key}"), value) for key, value in constants.items())
         added += [
-            gs.Node("Unsqueeze", f"{wide_name}_unsqueeze", inputs=[tensor, axes], outputs=[column]),
-            gs.Node("Expand", f"{wide_name}_expand", inputs=[column, size], outputs=[grid]),
-            gs.Node("Reshape", f"{wide_name}_reshape", inputs=[grid, flat], outputs=[wide]),
+            gs.Node("Unsqueeze", names.node(f"{wide_name}_unsqueeze"), inputs=[tensor, axes], outputs=[column]),
+            gs.Node("Expand", names.node(f"{wide_name}_expand"), inputs=[column, size], outputs=[grid]),
+            gs.Node("Reshape", names.node(f"{wide_name}_reshape"), inputs=[grid, flat], outputs=[wide]),
         ]
         node.inputs[index] = wide
     return added

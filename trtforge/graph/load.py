@@ -27,8 +27,9 @@ from trtforge.graph.protos import all_tensors, find_damaged_text
 from trtforge.graph.sparse import densify
 from trtforge.graph.storage import array_from_bytes, array_from_tensor, check_tensor, external_range
 from trtforge.graph.validate import DEFAULT_DOMAINS, check_model
-from trtforge.graph.wire import WEIGHT_BYTES, Span, split_model
+from trtforge.graph.wire import WEIGHT_BYTES, Span, is_cut_off, split_model
 from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.textfile import kind_of
 
 # Protobuf cannot parse a message of 2 GiB or more.
 _PROTOBUF_BYTES = 2**31 - 1
@@ -143,19 +144,17 @@ def graph_from_model(
 def _stored_constants(graph: gs.Graph) -> Iterator[gs.Constant]:
     """Every constant that still refers to the protobuf."""
     for holder in [*all_graphs(graph), *graph.functions]:
-        for node in holder.nodes:
-            for value in [*node.inputs, *node.attrs.values()]:
-                if isinstance(value, gs.Constant) and isinstance(value._values, LazyValues):
-                    yield value
-        for value in holder.outputs:
+        held = [value for node in holder.nodes for value in (*node.inputs, *node.attrs.values())]
+        for value in [*held, *holder.outputs]:
             if isinstance(value, gs.Constant) and isinstance(value._values, LazyValues):
                 yield value
 
 
 def _read_file(path: Path, limits: Limits) -> bytes:
-    if path.is_dir():
+    kind = kind_of(path, "model")
+    if kind == "folder":
         raise InputError(f"{path} is a directory", "an ONNX file was expected", "give the .onnx file in it")
-    if not path.exists():
+    if kind is None:
         raise InputError(f"model {path} does not exist", "no such file", "check the path")
     try:
         size = path.stat().st_size
@@ -168,7 +167,7 @@ def _read_file(path: Path, limits: Limits) -> bytes:
                 if size <= _PROTOBUF_BYTES
                 else "save the model with external data: one ONNX file ends at 2 GiB",
             )
-        if not path.is_file():
+        if kind != "file":
             raise InputError(f"{path} is not a regular file", "an ONNX file was expected", "check the path")
         return path.read_bytes()
     except OSError as err:
@@ -188,7 +187,7 @@ def _parse(data: bytes, path: Path) -> tuple[onnx.ModelProto, dict[str, Span]]:
             return model, split.weights
     except (DecodeError, RuntimeError, ValueError) as err:
         reason = str(err)
-    if _is_cut_off(data):
+    if is_cut_off(data):
         raise InputError(
             f"{path} is a truncated ONNX file",
             f"it ends inside a field at byte {len(data)}",
@@ -212,34 +211,6 @@ def _inline_weights(model: onnx.ModelProto, inline: Mapping[str, Span], data: by
                 tensor, memoryview(data)[span.offset : span.offset + span.num_bytes]
             )
     return weights
-
-
-def _is_cut_off(data: bytes) -> bool:
-    """True when the top level reads as ModelProto fields up to one that is longer than the file."""
-    wire_types = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
-    position, num_fields = 0, 0
-    while position < len(data):
-        key, position = _read_varint(data, position)
-        if wire_types.get(key >> 3) != key & 7:
-            return False
-        value, position = _read_varint(data, position)
-        position += value if key & 7 == 2 else 0
-        num_fields += 1
-    return position > len(data) and num_fields > 1
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A protobuf varint and the position after it; past the end it counts as cut off."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            return value, len(data) + 1
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-    return value, position
 
 
 def _check_tensors(model: onnx.ModelProto, inline: Mapping[str, Span], path: Path, limits: Limits) -> dict[str, Path]:

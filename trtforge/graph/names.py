@@ -7,12 +7,13 @@ others stay, so that reports speak the model's language.
 graph, because builders echo names into logs verbatim: node i becomes `n<i>`, tensor j `t<j>`, in list order, outer
 before inner. A name that an input or output has is skipped. A subgraph reads outer names; it may shadow them, so each
 graph is renamed with its own scope on top of those around it.
+`drop_false_dim_names` removes the names that inputs' dims cannot mean to share: TensorRT takes one name for one size.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -130,6 +131,36 @@ def shorten_names(model: onnx.ModelProto) -> NameMap:
     for function in model.functions:
         renamer.rename_function(function)
     return NameMap(renamer.nodes, renamer.tensors)
+
+
+def drop_false_dim_names(
+    model: onnx.ModelProto, profiles: Sequence[Mapping[str, Sequence[Sequence[int]]]]
+) -> tuple[str, ...]:
+    """Remove the names of inputs' dims that are no names ("?") or stand for several ranges, in place.
+
+    Args:
+        model: its inputs are changed.
+        profiles: per profile, min, opt and max of each input's shape.
+
+    Returns:
+        The names removed.
+    """
+    places: dict[str, list[tuple[str, int, onnx.TensorShapeProto.Dimension]]] = {}
+    for port in model.graph.input:
+        for axis, dim in enumerate(port.type.tensor_type.shape.dim):
+            if dim.dim_param:
+                places.setdefault(dim.dim_param, []).append((port.name, axis, dim))
+    dropped = []
+    for name, dims in places.items():
+        spans = [
+            {tuple(shape[axis] for shape in ranges[port]) for port, axis, _ in dims if port in ranges}
+            for ranges in profiles
+        ]
+        if not any(char.isalnum() for char in name) or any(len(span) > 1 for span in spans):
+            dropped.append(name)
+            for _, _, dim in dims:
+                dim.Clear()
+    return tuple(dropped)
 
 
 class _Renamer:

@@ -51,14 +51,6 @@ class Skeleton:
     weights: dict[str, np.ndarray[Any, Any]]
 
 
-def model_from_graph(graph: gs.Graph) -> onnx.ModelProto:
-    """The complete model of a graph whose weights take less than 2 GiB."""
-    skeleton = skeleton_from_graph(graph)
-    for tensor in _stubs(skeleton):
-        tensor.CopyFrom(tensor_from_array(tensor.name, skeleton.weights[tensor.name]))
-    return skeleton.model
-
-
 def skeleton_from_graph(graph: gs.Graph) -> Skeleton:
     """The model of a graph without its weights; of two weights with one name, the second keeps its data."""
     weights: dict[str, np.ndarray[Any, Any]] = {}
@@ -124,21 +116,24 @@ def _raw_weights(skeleton: Skeleton) -> dict[str, np.ndarray[Any, Any]]:
     raw = {}
     for tensor in skeleton.model.graph.initializer:
         if tensor.name in skeleton.weights and not tensor.HasField("raw_data"):
-            array = skeleton.weights[tensor.name]
-            is_packed = tensor.data_type in PACKED_BITS
-            packed = np.frombuffer(tensor_from_array("", array).raw_data, np.uint8) if is_packed else array
-            raw[tensor.name] = np.ascontiguousarray(packed)
+            raw[tensor.name] = _raw_array(tensor, skeleton.weights[tensor.name])
     for tensor in _stubs(skeleton):
         if tensor.name not in raw:
             tensor.CopyFrom(tensor_from_array(tensor.name, skeleton.weights[tensor.name]))
     return raw
 
 
+def _raw_array(tensor: TensorProto, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A weight's bytes in ONNX's raw layout; copied only where elements share a byte."""
+    if tensor.data_type in PACKED_BITS:
+        return np.frombuffer(tensor_from_array("", array).raw_data, np.uint8)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 def _write_external(tensor: TensorProto, array: np.ndarray[Any, Any], file: Any, location: str) -> None:
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
     offset = file.tell()
-    packed = tensor_from_array("", array).raw_data if array.dtype.itemsize == 1 else np.ascontiguousarray(array)
-    file.write(packed)
+    file.write(_raw_array(tensor, array))
     tensor.data_location = TensorProto.EXTERNAL
     entries = {"location": location, "offset": str(offset), "length": str(file.tell() - offset)}
     tensor.external_data.extend(onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items())

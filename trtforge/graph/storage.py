@@ -174,7 +174,11 @@ def _external_file(location: str, place: str, folder: Path) -> Path:
     try:
         file = (root / relative).resolve()
     except (OSError, RuntimeError) as err:
-        raise InputError(f"external data file {location!r} of {place} cannot be opened", str(err), "check it") from err
+        raise InputError(
+            f"external data file {location!r} of {place} cannot be opened",
+            str(err),
+            "check its name and the links that it goes through",
+        ) from err
     if relative.is_absolute() or ".." in relative.parts or not file.is_relative_to(root):
         raise InputError(
             f"external data of {place} is outside the model's folder: {location!r}",

@@ -122,7 +122,11 @@ def _check_ports(graph: onnx.GraphProto) -> None:
                 "export the model with tensors as inputs and outputs",
             )
         if kind == "input" and port.type.tensor_type.elem_type not in onnx.TensorProto.DataType.values()[1:]:
-            raise InputError(f"the model's input {port.name!r} has no element type", "", _EXPORT_AGAIN)
+            raise InputError(
+                f"the model's input {port.name!r} has no element type",
+                f"it states type {port.type.tensor_type.elem_type}, which ONNX does not define",
+                _EXPORT_AGAIN,
+            )
         if (kind, port.name) in seen:
             raise InputError(f"the model has two {kind}s named {port.name!r}", "names are unique", _EXPORT_AGAIN)
         seen.add((kind, port.name))

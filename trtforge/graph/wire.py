@@ -26,6 +26,11 @@ _INITIALIZER = 5
 _RAW_DATA = 9
 _NAME = 8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# Wire type of each field of a ModelProto.
+_MODEL_FIELDS = {
+    **dict.fromkeys((1, 5), _VARINT),
+    **dict.fromkeys((2, 3, 4, 6, _GRAPH, 8, 14, 20, 25, 26), _BYTES),
+}
 # Longest varint of a 64-bit value.
 _VARINT_BYTES = 10
 # Fields of one message: ten times the nodes that the limits let in by default.
@@ -55,6 +60,10 @@ class SplitModel:
 
 class WireError(ValueError):
     """The bytes are not a protobuf message of the expected form, or end inside a field."""
+
+
+class CutOffError(WireError):
+    """The bytes end inside a field."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +97,21 @@ def split_model(data: bytes | memoryview, min_bytes: int) -> SplitModel:
         else:
             parts.append(view[field.start : field.end])
     return SplitModel(b"".join(parts), weights)
+
+
+def is_cut_off(data: bytes) -> bool:
+    """True when the bytes begin with whole fields of a ModelProto and end inside one."""
+    num_fields = 0
+    try:
+        for field in _fields(memoryview(data), 0, len(data)):
+            if _MODEL_FIELDS.get(field.number) != field.wire_type:
+                return False
+            num_fields += 1
+    except CutOffError:
+        return num_fields > 0
+    except WireError:
+        return False
+    return False
 
 
 def write_model(model: onnx.ModelProto, weights: Mapping[str, np.ndarray[Any, Any]], file: IO[bytes]) -> None:
@@ -161,8 +185,10 @@ def _fields(view: memoryview, start: int, end: int) -> Iterator[_Field]:
             stop = content + size
         else:
             raise WireError(f"wire type {wire_type} at byte {position}")
-        if number == 0 or stop > end:
-            raise WireError(f"field {number} at byte {position} ends after its message")
+        if number == 0:
+            raise WireError(f"field 0 at byte {position}")
+        if stop > end:
+            raise CutOffError(f"field {number} at byte {position} ends after its message")
         yield _Field(number, wire_type, position, content, stop)
         position = stop
     raise WireError(f"more than {_MAX_FIELDS} fields in one message")
@@ -172,7 +198,7 @@ def _read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
     value = 0
     for index in range(_VARINT_BYTES):
         if position + index >= end:
-            raise WireError(f"the message ends inside a number at byte {position}")
+            raise CutOffError(f"the message ends inside a number at byte {position}")
         byte = view[position + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:

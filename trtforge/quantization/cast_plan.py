@@ -1,7 +1,7 @@
 """Which nodes run in float16 or bfloat16, and why the others stay float32.
 
-1.  An operator stays float32 where the ONNX schema does not allow the type, where no schema is known, and where a
-    constant cannot be represented.
+1.  An operator stays float32 where the ONNX schema does not allow the type, where no schema is known, where the builder
+    has no kernel, and where a constant cannot be represented.
 2.  Operators that add up many terms or raise to powers stay float32: a sum of squares leaves float16's range at
     sqrt(65504) = 256. LayerNormalization and RMSNormalization do not: TensorRT-RTX 1.7.1 computes their statistics in
     float32 whatever the type of their input. A Softmax it computes in that type, so Softmax stays float32 too, except
@@ -9,8 +9,10 @@
 3.  A Mul that only feeds such a sum joins it (x * x), and so does a Div of two float32 values.
 4.  The argument of Sin and Cos stays float32 back to where it starts: float16 knows integers, hence positions, exactly
     only up to 2048.
-5.  An elementwise or layout node between float32 nodes stays float32, which saves a pair of casts.
-6.  float16 only: a node that calibration saw reach `MAX_SAFE_FLOAT16` stays float32.
+5.  An elementwise or layout node between float32 nodes stays float32, which saves a pair of casts. To a layout
+    node the graph's inputs and outputs count as such nodes: what is only passed on is not rounded.
+6.  float16 only: a node that calibration saw reach `MAX_SAFE_FLOAT16` stays float32, and so does the node that made the
+    value when only operators that pass it on stand between.
 
 Nodes without a float32 tensor are not concerned. Nodes that only read one float32 tensor and give another type (Shape,
 IsNaN, Cast to int64) take whichever precision there is.
@@ -47,12 +49,17 @@ _FLOAT32_OPS = (
 LAYOUT_OPS = frozenset(("Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split")) | frozenset(
     ("Squeeze", "Tile", "Transpose", "Unsqueeze")
 )
+_QDQ_OPS = frozenset(("DequantizeLinear", "QuantizeLinear"))
 _NEUTRAL_OPS = (
     LAYOUT_OPS
     | {"Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Floor", "Max", "Min", "Mod", "Mul", "Neg", "Pad", "Relu", "Round"}
     | {"Sign", "Sub", "Where", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
-    | {"DequantizeLinear", "QuantizeLinear"}
+    | _QDQ_OPS
 )
+# Operators that give values of their input or 0, so that what they give from afar was as far before.
+_PASSING_OPS = (LAYOUT_OPS - {"Concat"}) | {"Abs", "Clip", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Neg", "Relu"}
+# TensorRT-RTX 1.7.1 refuses to parse or build them in bfloat16.
+_WITHOUT_BFLOAT16 = frozenset(("ConvTranspose", "HardSwish", "Mish"))
 # Their output follows an attribute or a scale, not the type of an input of the same variable.
 _TYPED_OUTPUT_OPS = frozenset(("Cast", "ConstantOfShape", "DequantizeLinear"))
 
@@ -127,7 +134,7 @@ class _Planner:
     def __init__(self, graph: gs.Graph, dtype: np.dtype[np.generic], observed_amax: Mapping[str, float]) -> None:
         self.graph = graph
         self.dtype = dtype
-        self.observed_amax = observed_amax if dtype != BFLOAT16 else {}
+        self.observed_amax = _with_sources(graph, observed_amax) if dtype != BFLOAT16 else {}
         self.precisions: dict[int, Precision] = {}
         self.reasons: dict[int, str] = {}
         self._pinned = pinned_names(graph)
@@ -201,7 +208,7 @@ class _Planner:
 
     def _has_only_full_sources(self, node: gs.Node, from_full: set[int]) -> bool:
         sources = [tensor for tensor in node.inputs if is_float32(tensor) and not isinstance(tensor, gs.Constant)]
-        return all(tensor.inputs and id(tensor.inputs[0]) in from_full for tensor in sources)
+        return all(id(tensor.inputs[0]) in from_full if tensor.inputs else node.op in LAYOUT_OPS for tensor in sources)
 
     def _has_only_full_consumers(self, node: gs.Node, to_full: set[int]) -> bool:
         for tensor in node.outputs:
@@ -224,6 +231,8 @@ class _Planner:
             return f"no ONNX schema is known for {node.domain or 'ai.onnx'}::{node.op}"
         if "output_dtype" in node.attrs and node.op == "DequantizeLinear":
             return "it states its own output type"
+        if self.dtype == BFLOAT16 and node.op in _WITHOUT_BFLOAT16:
+            return f"TensorRT-RTX has no bfloat16 {node.op}"
         if node.op in _FLOAT32_OPS or (node.op == "GroupNormalization" and self.graph.opset < 21):
             return f"{node.op} needs float32 inside"
         if node.op == "Softmax" and not _is_attention_softmax(node):
@@ -241,7 +250,11 @@ class _Planner:
                     if index == 0:
                         return f"{node.op} of opset {self.graph.opset} does not take {self.dtype.name}"
                 elif isinstance(tensor, gs.Constant):
-                    reason = refuse_constant(tensor.values, node.op, self.dtype)
+                    values = tensor.values
+                    if node.op in _QDQ_OPS and index == 1:
+                        # A scale of 0 is no scale, so the smallest of a model's own scales counts, not the largest.
+                        values = np.min(values, initial=np.inf)
+                    reason = refuse_constant(np.asarray(values), node.op, self.dtype)
                     if reason is not None:
                         return reason
         return None
@@ -252,6 +265,17 @@ class _Planner:
             if is_float32(tensor) and amax > MAX_SAFE_FLOAT16:
                 return f"{tensor.name!r} reached {amax:.4g} in calibration; float16 ends at 65504"
         return None
+
+
+def _with_sources(graph: gs.Graph, observed_amax: Mapping[str, float]) -> Mapping[str, float]:
+    """The ranges seen, with those beyond float16's also given to the tensors that the values came from."""
+    amax = dict(observed_amax)
+    for node in reversed(graph.nodes):
+        reached = max((amax.get(tensor.name, 0.0) for tensor in node.outputs), default=0.0)
+        if reached > MAX_SAFE_FLOAT16 and node.op in _PASSING_OPS:
+            source = node.inputs[0].name
+            amax[source] = max(amax.get(source, 0.0), reached)
+    return amax
 
 
 def _is_low(planner: _Planner, node: gs.Node) -> bool:

@@ -62,7 +62,7 @@ class StreamingObserver:
     @property
     def rms(self) -> float:
         """Root mean square of the finite values, from the bins' centres; 0.0 where all are zero."""
-        if self.count == 0 or self.amax == 0.0:
+        if self.count == 0:
             return 0.0
         centres = (np.arange(NUM_BINS) + 0.5) * (self.limit / NUM_BINS)
         return min(math.sqrt(float(self.histogram @ (centres * centres)) / self.count), self.amax)
@@ -90,8 +90,6 @@ class StreamingObserver:
         Returns:
             At most `amax`; 0.0 where nothing finite was seen.
         """
-        if self.count == 0:
-            return 0.0
         index = int(np.searchsorted(np.cumsum(self.histogram), math.ceil(fraction * self.count)))
         return min((index + 1) * (self.limit / NUM_BINS), self.amax)
 

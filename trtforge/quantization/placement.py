@@ -194,8 +194,6 @@ def _reason_to_keep(node: gs.Node, shapes: Mapping[str, tuple[int, ...]], graph_
         return "all its inputs are constants"
     if not is_float32(constant):
         return f"its weight is {_dtype_name(constant)}, not float32"
-    if node.inputs[0].dtype is not None and not is_float32(node.inputs[0]):
-        return f"its activation is {_dtype_name(node.inputs[0])}, not float32"
     if node.op == "Conv":
         return _conv_reason(node, graph_inputs)
     if node.op == "ConvTranspose":

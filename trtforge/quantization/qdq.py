@@ -11,7 +11,8 @@ Scales are written as float32 so that the graph stays a valid float32 graph, but
 cast stage can therefore change the scales' type without changing a number.
 
 No scale is smaller than the smallest normal number of `scale_dtype` (2**-14 for float16). Dead channels need some
-positive scale, kernels may flush smaller ones to zero, and below 2**-16 the reciprocal overflows float16.
+positive scale, kernels may flush smaller ones to zero, and below 2**-16 the reciprocal overflows float16. A tensor that
+would need a smaller scale as a whole would lose most of its steps, so its node stays float.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class QdqReport:
         nodes: the nodes that now have quantized inputs.
         activation_scales: scale by activation tensor.
         weights: the weights that became int8, each once per axis.
-        kept_float: every candidate that stays float: the placement's, and those whose activation calibration saw only
-            as zeros.
+        kept_float: every candidate that stays float: the placement's, and those with an activation or weight that is
+            zero or too small for a scale.
     """
 
     nodes: tuple[str, ...]
@@ -66,18 +67,35 @@ def insert_qdq(
     Raises:
         InputError: a weight holds NaN or infinity.
     """
-    placement = placement.without(
-        {
-            site.node: f"calibration saw no non-zero value of its input {site.tensor!r}"
-            for site in placement.activations
-            if not amax[site.tensor] > 0.0
-        }
-    )
+    placement = placement.without(_reasons_to_keep(graph, placement, amax, np.dtype(scale_dtype)))
     inserter = _Inserter(graph, np.dtype(scale_dtype))
     inserter.run(placement, amax)
     return QdqReport(
         placement.nodes, inserter.activation_scales, tuple(inserter.weight_names), tuple(placement.kept_float)
     )
+
+
+def _reasons_to_keep(
+    graph: gs.Graph, placement: Placement, amax: Mapping[str, float], scale_dtype: np.dtype[np.generic]
+) -> dict[str, str]:
+    """Why nodes stay float whose ranges have no scale, by node name."""
+    smallest = float(ml_dtypes.finfo(scale_dtype).smallest_normal)  # type: ignore[no-untyped-call]
+    operands = {node.name: node.inputs for node in graph.nodes}
+    reasons = {}
+    for site in placement.weights:
+        values = operands[site.node][site.input_index].values
+        reached = max(float(np.max(values, initial=0.0)), -float(np.min(values, initial=0.0)))
+        if reached < INT8_MAX * smallest:
+            reasons[site.node] = f"its weight reaches only {reached:.4g}; {scale_dtype} scales start at {smallest:.4g}"
+    for entry in placement.activations:
+        reached = amax[entry.tensor]
+        if not reached > 0.0:
+            reasons[entry.node] = f"calibration saw no non-zero value of its input {entry.tensor!r}"
+        elif reached < INT8_MAX * smallest:
+            reasons[entry.node] = (
+                f"its input {entry.tensor!r} reaches only {reached:.4g}; {scale_dtype} scales start at {smallest:.4g}"
+            )
+    return reasons
 
 
 def scale_from_amax(amax: npt.NDArray[np.float32], scale_dtype: npt.DTypeLike) -> npt.NDArray[np.float32]:

@@ -7,10 +7,10 @@ fp32 reference -> graph passes and casts (before Q/DQ) -> Q/DQ (the candidate). 
 from __future__ import annotations
 
 from trtforge.manifest import Manifest, ParityInfo
-from trtforge.parity import OutputParity
+from trtforge.parity import OutputParity, misses_budget
 from trtforge.report import figures
 from trtforge.report.markup import NOTHING, Column, Html, block, code, el, long_table, note, section, table
-from trtforge.report.summary import all_outputs, metric_title, metric_writer, misses
+from trtforge.report.summary import all_outputs, metric_title, metric_writer
 
 # An SQNR bar is full at this many dB: INT8 with a well chosen scale reaches about 40 dB on one tensor.
 _FULL_BAR_DB = 40.0
@@ -57,7 +57,8 @@ def _outputs(parity: ParityInfo) -> Html:
 def _mark(output: OutputParity, budget: float) -> Html:
     if output.nan:
         return el("span", "NaN or Inf", class_="mark bad")
-    return el("span", "missed", class_="mark bad") if misses(output, budget) else el("span", "met", class_="mark good")
+    is_missed = misses_budget(output, budget)
+    return el("span", "missed" if is_missed else "met", class_="mark bad" if is_missed else "mark good")
 
 
 def _metrics(parity: ParityInfo) -> Html:

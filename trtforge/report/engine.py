@@ -66,11 +66,9 @@ def plan(manifest: Manifest) -> Html:
 def lint(manifest: Manifest) -> Html:
     """The section on lint findings, whatever fields they have."""
     fields = list(dict.fromkeys(key for entry in manifest.lint for key in entry))
-    columns = [
-        Column(field.capitalize(), "text" if field in ("rule", "severity", "level") else "name") for field in fields
-    ]
+    columns = [Column(field.capitalize(), "text" if field in _SHORT_FIELDS else "name") for field in fields]
     rows = [
-        [code(entry.get(f, "-")) if f in ("node", "tensor", "rule") else entry.get(f, "-") for f in fields]
+        [code(entry.get(field, "-")) if field in _CODE_FIELDS else entry.get(field, "-") for field in fields]
         for entry in manifest.lint
     ]
     return section("lint", "Lint", long_table(columns, rows))

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from trtforge.manifest import Manifest, ParityInfo
-from trtforge.parity import OutputParity
+from trtforge.parity import OutputParity, misses_budget
 from trtforge.report import figures
 from trtforge.report.markup import NOTHING, Html, command, el
 
@@ -38,11 +38,6 @@ def all_outputs(parity: ParityInfo) -> Iterator[tuple[int | None, int, str, Outp
             yield run.batch, run.samples, name, output
 
 
-def misses(output: OutputParity, budget: float) -> bool:
-    """Whether an output alone fails the build."""
-    return output.nan or output.cosine < budget
-
-
 def verdict(parity: ParityInfo) -> Verdict:
     """PASSED, FAILED or NOT VERIFIED, and why."""
     if not parity.verified or parity.passed is None:
@@ -54,7 +49,7 @@ def verdict(parity: ParityInfo) -> Verdict:
         return Verdict("PASSED", "good", f"{meaning} Compared with: {parity.reference}.")
     found = []
     for batch, _, name, output in all_outputs(parity):
-        if misses(output, parity.budget):
+        if misses_budget(output, parity.budget):
             where = "" if batch is None else f" at batch {batch}"
             what = "has NaN or Inf" if output.nan else f"has a mean cosine of {figures.cosine(output.cosine)}"
             found.append(f"Output {name} {what}{where}.")
@@ -127,7 +122,7 @@ def _accuracy_cards(parity: ParityInfo) -> Iterator[tuple[str, str, str]]:
         scope = "" if len(outputs) == 1 else "lowest mean; "
         worst = min(output.cosine_min for output in outputs)
         detail = f"{scope}budget {parity.budget:g}, worst sample {figures.cosine(worst)}"
-        missed = any(misses(output, parity.budget) for output in outputs)
+        missed = any(misses_budget(output, parity.budget) for output in outputs)
         value = el("span", figures.cosine(lowest), class_="mark bad") if missed else figures.cosine(lowest)
         yield "Cosine to fp32", value, detail
     for name, values in list(parity.metrics.items())[:2]:

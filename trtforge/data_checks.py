@@ -1,0 +1,101 @@
+"""Whether arrays fit a model: their names, types, shapes and numbers of samples.
+
+It takes only what a header states, so that a file can be refused before anything of it is unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtforge.errors import InputError
+from trtforge.tensor import TensorSpec
+
+LABELS = "labels"
+
+
+def data_error(source: str | Path, why: str, fix: str) -> InputError:
+    """The error for data that cannot be used."""
+    return InputError(f"data {source} cannot be used", why, fix)
+
+
+def check_names(found: Mapping[str, Any], names: set[str], source: str) -> None:
+    """Refuse arrays that are not named after the model's inputs.
+
+    Args:
+        found: by name.
+        names: of the model's inputs.
+        source: how an error names the data.
+
+    Raises:
+        InputError: a name is missing or unknown.
+    """
+    missing, extra = sorted(names - set(found)), sorted(set(found) - names)
+    if missing or extra:
+        problems = [f"no array for input {', '.join(missing)}"] if missing else []
+        problems += [f"unknown array {', '.join(extra)}"] if extra else []
+        raise data_error(
+            source,
+            "; ".join(problems),
+            f"name the arrays after the model's inputs: {', '.join(sorted(names))}"
+            + ("" if LABELS in names else f" (and '{LABELS}' for classes)"),
+        )
+
+
+def check_array(spec: TensorSpec, dtype: np.dtype, shape: tuple[int, ...], source: str) -> None:
+    """Refuse an array whose type or shape does not fit an input of the model; its first axis counts samples.
+
+    Raises:
+        InputError: another type, another number of axes, or another size on an axis that the model fixes.
+    """
+    if dtype.hasobject:
+        raise data_error(source, f"input '{spec.name}' holds Python objects", f"give arrays of {spec.dtype}")
+    if dtype.name != spec.dtype:
+        raise data_error(
+            source, f"input '{spec.name}' is {dtype.name}; the model takes {spec.dtype}", f"save it as {spec.dtype}"
+        )
+    if not shape:
+        raise data_error(source, f"input '{spec.name}' has no axis of samples", "make samples its first axis")
+    if spec.shape is None:
+        return
+    if len(shape) != len(spec.shape):
+        raise data_error(
+            source,
+            f"input '{spec.name}' has {len(shape)} axes {list(shape)}; the model takes {spec.describe()}",
+            "save it with the model's axes, samples first",
+        )
+    for axis, (size, dim) in enumerate(zip(shape, spec.shape, strict=True)):
+        if axis and isinstance(dim, int) and size != dim:
+            raise data_error(
+                source,
+                f"axis {axis} of input '{spec.name}' has size {size}; the model takes {spec.describe()}",
+                "save it in the model's shape",
+            )
+
+
+def check_counts(sizes: Mapping[str, int], labels: Any, source: str) -> None:
+    """Refuse inputs of different length, no samples, and labels that are not one integer per sample.
+
+    Args:
+        sizes: samples by input name.
+        labels: what has a dtype and a shape, or None.
+        source: how an error names the data.
+
+    Raises:
+        InputError: one of them.
+    """
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise data_error(source, f"the inputs have different numbers of samples: {listed}", "save them together")
+    count = next(iter(sizes.values()), 0)
+    if count == 0:
+        raise data_error(source, "it holds no samples", "save at least one, better a hundred or more")
+    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != (count,)):
+        raise data_error(
+            source,
+            f"'{LABELS}' is {labels.dtype.name} {list(labels.shape)}",
+            f"save one integer class per sample: shape [{count}]",
+        )

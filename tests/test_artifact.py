@@ -152,7 +152,7 @@ def test_an_empty_folder_becomes_the_artifact(tmp_path: Path) -> None:
 
 def test_force_replaces_and_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
     put(tmp_path / "out")
-    (tmp_path / "out" / "old").write_text("old")
+    (tmp_path / "out" / "report.html").write_text("old")
     put(tmp_path / "out", B, b"new", force=True)
     assert everything_below(tmp_path) == [
         "out",

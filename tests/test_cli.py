@@ -328,3 +328,92 @@ def test_a_model_with_external_data_builds(project: Path) -> None:
     )
     assert result.passed
     assert result.manifest.precision.gemm_flops_fraction == {"int8": 1.0}
+
+
+def test_a_closed_stdout_changes_nothing_but_the_output(project: Path) -> None:
+    command = f"{sys.executable} -m trtforge.cli.app build encoder.onnx --fp16 --no-verify >&-"
+    done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, check=False)
+    assert done.returncode == 0
+    assert (project / "build" / "encoder-fp16" / "model.engine").exists()
+
+
+@pytest.mark.parametrize("redirection", ["| true", ">/dev/full"])
+def test_an_error_keeps_its_exit_code_when_nobody_reads_stdout(redirection: str, project: Path) -> None:
+    command = f"set -o pipefail; {sys.executable} -m trtforge.cli.app inspect nope.onnx --json {redirection}"
+    done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_stdout_is_exit_2(project: Path) -> None:
+    command = f"{sys.executable} -m trtforge.cli.app inspect encoder.onnx >/dev/full"
+    done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "stdout cannot be written" in done.stderr
+
+
+def test_what_a_metric_prints_is_not_on_stdout(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loud.py").write_text("def f(outputs, reference, feeds):\n    print('hello')\n    return 1.0\n")
+    assert run(["build", "encoder.onnx", "--fp16", "--metric", "loud:f", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["parity"]["metrics"]["metric"]["candidate"] == 1.0
+    assert "hello" in captured.err
+
+
+def test_an_interrupt_says_that_nothing_was_left(running_build: subprocess.Popen[bytes]) -> None:
+    _children(running_build, "backends.worker")
+    running_build.send_signal(signal.SIGINT)
+    _, err = running_build.communicate(timeout=60)
+    assert err == b"interrupted; nothing was left behind\n"
+
+
+def test_a_hostile_manifest_cannot_drive_the_terminal(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["build", "encoder.onnx", "--fp16", "--no-verify"])
+    path = Path("build/encoder-fp16/manifest.json")
+    value = json.loads(path.read_text())
+    value["targets"] = ["\x1b[2Jsm_86"]
+    value["backend"]["name"] = "x\nfake line"
+    path.write_text(json.dumps(value))
+    capsys.readouterr()
+    assert run(["inspect", "build/encoder-fp16"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\nfake line" not in out
+
+
+def test_a_reused_artifact_is_judged_by_this_builds_budget(project: Path) -> None:
+    assert run(["build", "encoder.onnx", "--int8", "--budget", "1"]) == 1
+    assert run(["verify", "build/encoder-int8", "--budget", "0.5"]) == 0
+    assert run(["build", "encoder.onnx", "--int8", "--budget", "1"]) == 1
+
+
+def test_force_does_not_delete_files_of_the_user(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["build", "encoder.onnx", "--fp16", "--no-verify"]) == 0
+    note = Path("build/encoder-fp16/notes.txt")
+    note.write_text("mine")
+    assert run(["build", "encoder.onnx", "--fp16", "--no-verify", "--no-tf32", "--force"]) == 2
+    assert "notes.txt" in capsys.readouterr().err
+    assert note.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["calibrate", "quantize"])
+def test_force_does_not_replace_a_folder_by_a_file(
+    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "encoder.onnx", "-o", "profiles", "--force"]) == 2
+    assert "no regular file" in capsys.readouterr().err
+    assert Path("profiles/encoder.yaml").exists()
+
+
+def test_debug_works_anywhere_on_the_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["build", "missing.onnx", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--metric", "m:f"], ["--eval", "calibration/encoder.npz"]])
+def test_options_that_nothing_would_use_are_refused(
+    option: list[str], project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["build", "encoder.onnx", "--no-verify", *option]) == 2
+    assert "exclude each other" in capsys.readouterr().err

@@ -27,6 +27,7 @@ from trtforge.report import render_report
 from trtforge.spec import BuildSpec, Precision
 from trtforge.stages import FP32_NAME, Lowered, Prepared, load_source, lower, save_for_onnxruntime
 from trtforge.staging import replace_file
+from trtforge.textfile import kind_of
 from trtforge.verify import Candidate, Scores, find_worst_nodes, plan_runs, score
 
 SOURCE = "the source model in ONNX Runtime"
@@ -179,9 +180,11 @@ def verify_artifact(spec: VerifySpec, report: Reporter = ignore) -> ParityInfo:
             "build it again with --force",
         )
     source = spec.model or Path(str(manifest.environment.get("source", "")))
-    if not source.is_file():
+    if kind_of(source, "source model") != "file":
         raise InputError(
-            f"the source model {source} does not exist",
+            f"the source model {source} does not exist"
+            if source.name
+            else "the artifact does not say where its source is",
             "the artifact's figures are against the model that it was built from",
             "give its place with --model",
         )

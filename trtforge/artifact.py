@@ -51,6 +51,14 @@ def find_artifact(target: Path, inputs_sha256: str, force: bool, limits: Limits 
             else "its files do not match its manifest",
             "give --force to replace it, or another folder with -o",
         )
+    own = {*manifest.files, MANIFEST_NAME, LOG_NAME, REPORT_NAME}
+    others = sorted(path.name for path in target.iterdir() if path.name not in own)
+    if others:
+        raise InputError(
+            f"{target} holds files that trtforge did not write",
+            f"they would be lost: {', '.join(others[:4])}",
+            "move them away, or choose another folder with -o",
+        )
     return None
 
 

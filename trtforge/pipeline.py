@@ -19,7 +19,7 @@ from trtforge.errors import InputError
 from trtforge.isolation import Child
 from trtforge.progress import Reporter, ignore
 from trtforge.spec import BuildSpec
-from trtforge.staging import open_staging
+from trtforge.staging import check_free, open_staging
 from trtforge.target import rtx_target_from_option
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ def calibrate(spec: BuildSpec, report: Reporter = ignore) -> CalibrationTable:
         job = _load_to_quantize(spec, report)
         if job.inputs.table is not None:
             raise InputError(
-                f"{spec.calib} is a calibration table already", "calibrate needs data", "give data with --calib"
+                f"what was found for {spec.source.name} is a calibration table already",
+                f"it is {spec.calib or f'calibration/{spec.source.stem}.json'}; calibrate needs data",
+                "give data with --calib",
             )
         placement, table = job.calibrate(job.prepare(native), Path(work))
     assert placement is not None and table is not None
@@ -135,8 +137,7 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     Raises:
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
-    if output.exists() and not spec.force:
-        raise InputError(f"{output} exists", "it is not replaced unasked", "give --force or another path with -o")
+    check_free(output, spec.force)
     with tempfile.TemporaryDirectory(prefix="trtforge-") as work, _start_native() as native:
         from trtforge import stages
         from trtforge.artifact import write_model
@@ -169,5 +170,12 @@ def _load_to_quantize(spec: BuildSpec, report: Reporter) -> Job:
 
 
 def _result(spec: BuildSpec, manifest: Manifest, reused: bool) -> BuildResult:
-    failed = manifest.parity.passed is False or (spec.verify == "required" and not manifest.parity.verified)
-    return BuildResult(spec.target_directory, manifest, reused, not failed)
+    """The result, judged by this build's budget: `verify` may have recorded another in the meantime."""
+    from trtforge.parity import meets_budget
+
+    parity = manifest.parity
+    if parity.verified:
+        passed = all(meets_budget(run.outputs, spec.cosine_budget) for run in parity.batches)
+    else:
+        passed = spec.verify != "required"
+    return BuildResult(spec.target_directory, manifest, reused, passed)

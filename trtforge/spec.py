@@ -135,6 +135,9 @@ class BuildSpec:
                 raise InputError(f"--{name} is empty", "it names nothing", "leave the option out, or give it a value")
         if self.budget is not None and not 0.0 <= self.budget <= 1.0:
             raise InputError(f"--budget {self.budget} cannot be used", "it is a cosine", "give a number from 0 to 1")
+        for option, value in (("--metric", self.metric), ("--eval", self.eval)):
+            if value is not None and self.verify == "off":
+                raise InputError(f"{option} and --no-verify exclude each other", "nothing would use it", "give one")
 
     @property
     def target_directory(self) -> Path:

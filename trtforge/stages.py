@@ -35,6 +35,7 @@ from trtforge.quantization.table import CalibrationTable
 from trtforge.recipe import QuantRecipe
 from trtforge.reference import ReferenceModel
 from trtforge.spec import FLOAT_DTYPES, Precision
+from trtforge.textfile import kind_of
 
 # The prepared fp32 graph in a job's work folder, which calibration and verification both run.
 FP32_NAME = "fp32.onnx"
@@ -98,7 +99,7 @@ def load_source(source: Path, limits: Limits) -> LoadedModel:
         InputError: no ONNX file, or one that breaks a rule of `graph.load`.
     """
     kind = _OTHER_SOURCES.get(source.suffix)
-    if kind is not None or source.is_dir():
+    if kind is not None or kind_of(source, "model") == "folder":
         raise InputError(
             f"{source} is {kind or 'a folder'}, not an ONNX file",
             "this version builds from ONNX",

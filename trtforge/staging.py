@@ -100,6 +100,24 @@ def replace_file(path: Path, text: str) -> None:
             raise
 
 
+def check_free(path: Path, force: bool) -> None:
+    """Refuse to write a file over something.
+
+    Args:
+        path: the file to write.
+        force: a file may be replaced.
+
+    Raises:
+        InputError: a folder, a link or another special file is there, or a file and `force` is not given.
+        UnavailableError: the place cannot be looked at.
+    """
+    with translate_write_errors(path):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InputError(f"{path} cannot be written", "it is no regular file", "choose another path with -o")
+        if path.exists() and not force:
+            raise InputError(f"{path} exists", "it is not replaced unasked", "give --force or another path with -o")
+
+
 def write_text(path: Path, text: str, force: bool) -> None:
     """Write a result file in one step; a file with other content is replaced only with `force`.
 
@@ -108,8 +126,9 @@ def write_text(path: Path, text: str, force: bool) -> None:
         UnavailableError: the place cannot be written.
     """
     path = path.absolute()
-    if path.exists() and not force and (not path.is_file() or path.read_bytes() != text.encode()):
-        raise InputError(f"{path} exists", "it is not replaced unasked", "give --force or another path with -o")
+    with translate_write_errors(path):
+        is_same = path.is_file() and path.read_bytes() == text.encode()
+    check_free(path, force or is_same)
     with contextlib.ExitStack() as stack, translate_write_errors(path):
         make_parents(path.parent, stack)
         replace_file(path, text)
@@ -121,7 +140,7 @@ def translate_write_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        if err.errno not in _PLACE_ERRORS:
+        if err.errno not in _PLACE_ERRORS or not _is_about(err.filename, target):
             raise
         raise UnavailableError(
             f"{target} cannot be written",
@@ -130,6 +149,13 @@ def translate_write_errors(target: Path) -> Iterator[None]:
             if err.errno in _FULL
             else "choose another folder with -o",
         ) from err
+
+
+def _is_about(filename: object, target: Path) -> bool:
+    """Whether an error speaks of the target or what lies beside it; one that names no file may."""
+    if not isinstance(filename, (str, bytes)):
+        return True
+    return Path(os.fsdecode(filename)).absolute().is_relative_to(target.absolute().parent)
 
 
 def make_parents(folder: Path, stack: contextlib.ExitStack) -> None:

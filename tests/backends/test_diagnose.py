@@ -148,11 +148,11 @@ NAMES = NameMap({"n4": "enc/ffn"}, {"t2": "hidden"})
          "keep the node in a wider type"),
         ("[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 9 bytes.)", None, "memory ran out",
          "close other programs"),
-        ("Assertion failed: false", None, "Assertion failed: false", "build.log has the builder's own messages"),
+        ("Assertion failed: false", None, "Assertion failed: false", "export the part of the model"),
         ("false", None, "it does not support this use of one of its operators and gives no reason", "replace"),
-        ("n4: bad t2, t99 In check at /_src/a/b.cpp:3)", "enc/ffn", "enc/ffn: bad hidden, t99", "build.log"),
-        ("", None, "it gave no reason", "build.log"),
-        ("[x] Error Code 1: Cuda Runtime (cudaError 35: CUDA driver)", None, "it gave no reason", "build.log"),
+        ("n4: bad t2, t99 In check at /_src/a/b.cpp:3)", "enc/ffn", "enc/ffn: bad hidden, t99", "export the part"),
+        ("", None, "it gave no reason", "export the part"),
+        ("[x] Error Code 1: Cuda Runtime (cudaError 35: CUDA driver)", None, "it gave no reason", "export the part"),
     ],
 )  # fmt: skip
 def test_a_message_without_a_node_from_the_parser_is_searched_for_one(message, node, why, fix):

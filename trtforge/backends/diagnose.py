@@ -138,7 +138,7 @@ _RULES = (
         "check the model and the ranges of the profile; the model may need some sizes fixed",
     ),
 )
-_OTHERWISE = "build.log has the builder's own messages; export the part of the model around it in another way"
+_OTHERWISE = "export the part of the model around it in another way, or keep it out of the engine"
 
 
 def error_from_refusal(refusal: Refusal, names: NameMap) -> BuildError:

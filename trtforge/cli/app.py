@@ -6,6 +6,7 @@ Exit codes: 0 ok; 1 a check failed; 2 bad input or not possible here; 3 an inter
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import signal
@@ -13,13 +14,15 @@ import sys
 import tempfile
 import traceback
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from trtforge import __version__
 from trtforge.cli import build, calibrate, doctor, inspect, profile, quantize, verify
-from trtforge.errors import InternalError, TrtForgeError
+from trtforge.errors import InternalError, TrtForgeError, UnavailableError
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="trtforge",
@@ -64,20 +67,32 @@ def _on_sigterm(_: int, __: FrameType | None) -> None:
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _on_sigterm)
+    _mend_streams()
     # A graph of 20,000 nodes is half a million objects that live to the end: looking for garbage among them every 700
     # allocations took a third of the time.
     gc.set_threshold(100_000, 10, 10)
     sys.exit(run(sys.argv[1:]))
 
 
+def _mend_streams() -> None:
+    """Give a closed standard stream the null device, and let output hold names that its encoding lacks."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+            setattr(sys, name, os.fdopen(fd, "r" if name == "stdin" else "w"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run(arguments: list[str]) -> int:
     """Run one command line; returns the exit code."""
     debug = "--debug" in arguments
     as_json = "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="trtforge", standalone_mode=False)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
     except _UsageError as err:
         return _report_usage(err, as_json)
     except InternalError as err:
@@ -87,25 +102,32 @@ def run(arguments: list[str]) -> int:
             traceback.print_exc()
         return _report(err, as_json)
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted; nothing was left behind\n")
-        return 130
+        result = _INTERRUPTED
     except _Terminated:
         return 128 + signal.SIGTERM
-    except BrokenPipeError:
+    except OSError as err:
+        if err.filename is not None:
+            return _report_internal(f"{type(err).__name__}: {err}", traceback.format_exc(), debug, as_json)
+        # A reader that went away, or a full disk behind stdout: there is nobody left to tell on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        broken = isinstance(err, BrokenPipeError)
+        return 1 if broken else _report(UnavailableError("stdout cannot be written", err.strerror or str(err)), False)
     except Exception as err:
         return _report_internal(f"{type(err).__name__}: {err}", traceback.format_exc(), debug, as_json)
+    if result == _INTERRUPTED:
+        _write(sys.stderr, "interrupted; nothing was left behind\n")
+    return result if isinstance(result, int) else 0
 
 
 def _report_usage(error: Any, as_json: bool) -> int:
     """A command line that typer does not accept; without any command it is the help."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(f"{error.format_message()}\n")
+        _write(sys.stderr, f"{error.format_message()}\n")
         return 2
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "trtforge"
-    return _report(TrtForgeError(error.format_message(), "", f"see {command} --help"), as_json)
+    why = "the command does not take these arguments"
+    return _report(TrtForgeError(error.format_message(), why, f"see {command} --help"), as_json)
 
 
 def _report(error: TrtForgeError, as_json: bool) -> int:
@@ -113,7 +135,7 @@ def _report(error: TrtForgeError, as_json: bool) -> int:
     lines = [f"error: {error.what}"]
     lines += [f"  why: {error.why}"] if error.why else []
     lines += [f"  fix: {error.fix}"] if error.fix else []
-    sys.stderr.write("\n".join(lines) + "\n")
+    _write(sys.stderr, "\n".join(lines) + "\n")
     if as_json:
         _print_json_error({"what": error.what, "why": error.why, "fix": error.fix}, error.exit_code)
     return error.exit_code
@@ -124,16 +146,24 @@ def _report_internal(what: str, detail: str, debug: bool, as_json: bool) -> int:
     with tempfile.NamedTemporaryFile("w", prefix="trtforge-error-", suffix=".log", delete=False) as log:
         log.write(f"trtforge {__version__}\n{detail}")
     if debug:
-        sys.stderr.write(detail)
-    sys.stderr.write(f"error: internal error ({' '.join(what.split())}); details in {log.name}\n")
+        _write(sys.stderr, detail)
+    _write(sys.stderr, f"error: internal error ({' '.join(what.split())}); details in {log.name}\n")
     if as_json:
         _print_json_error({"what": what, "why": "internal error", "fix": f"report it with {log.name}"}, 3)
     return 3
 
 
 def _print_json_error(error: dict[str, Any], exit_code: int) -> None:
-    sys.stdout.write(json.dumps({"error": {**error, "exit_code": exit_code}}) + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, json.dumps({"error": {**error, "exit_code": exit_code}}) + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write to a stream that may be gone: the exit code still tells."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

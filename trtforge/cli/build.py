@@ -88,8 +88,8 @@ def print_summary(result: BuildResult) -> None:
     if not parity.verified:
         verdict = "not verified"
     else:
-        verdict = "passed" if parity.passed else "FAILED"
-    sys.stdout.write(f"{result.directory}{'  (up to date)' if result.reused else ''}\n")
+        verdict = "passed" if result.passed else "FAILED"
+    sys.stdout.write(f"{plain(str(result.directory))}{'  (up to date)' if result.reused else ''}\n")
     rows = [
         ("engine", f"{format_bytes(m.files['model.engine'].bytes)} for {', '.join(m.targets)}"),
         ("builder", f"{m.backend.name} {m.backend.version}"),

@@ -47,7 +47,7 @@ def command(
     if as_json:
         print_json({"table": str(path), **table.model_dump(mode="json")})
         return 0
-    sys.stdout.write(f"{path}\n")
+    sys.stdout.write(f"{plain(str(path))}\n")
     rows = [("tensor", "amax", "max/rms")]
     for name, entry in table.tensors.items():
         spread = max(abs(entry.min), abs(entry.max)) / entry.rms if entry.rms else 0.0

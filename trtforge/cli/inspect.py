@@ -29,9 +29,10 @@ def command(
     from trtforge.inspection import inspect_model
     from trtforge.limits import DEFAULT_LIMITS
     from trtforge.manifest import load_manifest
+    from trtforge.textfile import kind_of
 
     limits = DEFAULT_LIMITS.override(limit or ())
-    if path.is_dir():
+    if kind_of(path, "model or artifact") == "folder":
         manifest = load_manifest(path, limits)
         if as_json:
             print_json(manifest.model_dump(mode="json"))

@@ -59,7 +59,7 @@ def command(
             }
         )
         return 0
-    sys.stdout.write(f"{path}\n  {len(result.qdq.nodes)} nodes quantized, {len(kept)} kept float\n")
+    sys.stdout.write(f"{plain(str(path))}\n  {len(result.qdq.nodes)} nodes quantized, {len(kept)} kept float\n")
     if kept:
         print_table([(plain(entry["node"]), plain(entry["reason"])) for entry in kept])
     return 0

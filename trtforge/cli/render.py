@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trtforge.progress import Event
-
-# A stage shows itself once it has run for this long, in seconds.
-_QUIET_S = 1.0
 
 
 def print_json(value: Any) -> None:
@@ -22,7 +18,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], indent: str = "  ") -> None:
-    """Rows in aligned columns; the last column is not padded."""
+    """Rows in aligned columns, fit for a terminal; the last column is not padded."""
+    rows = [[plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows if i < len(row) - 1) for i in range(max(map(len, rows)) - 1)]
     for row in rows:
         cells = [cell.ljust(widths[i]) if i < len(row) - 1 else cell for i, cell in enumerate(row)]
@@ -36,32 +33,34 @@ def plain(name: str) -> str:
 
 @contextmanager
 def progress_reporter() -> Iterator[Callable[[Event], None]]:
-    """A reporter that shows stage and elapsed time on a terminal; warnings always show."""
-    if not sys.stderr.isatty():
-        yield _warn_only
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """A reporter that shows stage and elapsed time on a terminal; warnings always show.
 
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        stage = ""
-        started = time.monotonic()
-        task = progress.add_task("", start=True, visible=False)
+    What the user's own functions print goes to stderr meanwhile: stdout carries the result alone.
+    """
+    with redirect_stdout(sys.stderr):
+        if not sys.stderr.isatty():
+            yield _warn_only
+            return
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        def report(event: Event) -> None:
-            nonlocal stage, started
-            if event.level == "warning":
-                console.print(f"warning: {plain(event.detail)}", markup=False, highlight=False)
-                return
-            if event.stage != stage:
-                stage, started = event.stage, time.monotonic()
-                progress.reset(task)
-            visible = time.monotonic() - started > _QUIET_S or not event.detail
-            progress.update(task, description=f"{event.stage} {plain(event.detail)}".strip(), visible=visible)
+        console = Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            stage = ""
+            task = progress.add_task("", start=True)
 
-        yield report
+            def report(event: Event) -> None:
+                nonlocal stage
+                if event.level == "warning":
+                    console.print(f"warning: {plain(event.detail)}", markup=False, highlight=False)
+                    return
+                if event.stage != stage:
+                    stage = event.stage
+                    progress.reset(task)
+                progress.update(task, description=f"{event.stage} {plain(event.detail)}".strip())
+
+            yield report
 
 
 def _warn_only(event: Event) -> None:

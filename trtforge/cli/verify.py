@@ -41,7 +41,9 @@ def command(
         print_json(parity.model_dump(mode="json"))
     else:
         verdict = "passed" if parity.passed else "FAILED"
-        sys.stdout.write(f"{artifact}: {verdict}; {parity.candidate} against {parity.reference}\n")
+        sys.stdout.write(
+            f"{plain(str(artifact))}: {verdict}; {plain(parity.candidate)} against {plain(parity.reference)}\n"
+        )
         rows = [("output", "cosine", "min", "SQNR", "max error")]
         for name, output in parity.outputs.items():
             shown = "-" if output.sqnr_db is None else f"{output.sqnr_db:.1f} dB"

@@ -44,8 +44,7 @@ class BuildTools:
         backend: the engine builder.
         target: what the engine has to run on.
         staging: where the artifact's files go.
-        worker: the backend's child process.
-        native: the child process that runs onnx's C++.
+        worker: the backend's child process, which also runs onnx's C++.
         pool: one thread, which waits for the builder while the main one goes on.
     """
 
@@ -53,7 +52,6 @@ class BuildTools:
     target: Target
     staging: Staging
     worker: Child
-    native: Child
     pool: ThreadPoolExecutor
 
 
@@ -88,8 +86,9 @@ class Job:
             identity: fingerprint of the inputs.
         """
         spec, staging = self.spec, tools.staging
-        prepared = self.prepare(tools.native)
-        placement, table = self.calibrate(prepared, staging.work)
+        native = OnnxNative(tools.worker)
+        prepared = self.prepare(native)
+        placement, table = self.calibrate(prepared, native, staging.work)
         model = staging.directory / MODEL_NAME
         with self.watch.stage("lower"):
             lowered = stages.lower(prepared.graph, spec.precision, placement, table)
@@ -139,22 +138,25 @@ class Job:
             building = tools.pool.submit(
                 tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
             )
-            _ = prepared.shapes
+            with OnnxNative() as native:
+                prepared.infer_shapes(native)
             files = artifact.describe_files(folder)
             files.pop(ENGINE_NAME, None)  # which may be half written
             engine = building.result()
             return engine, artifact.describe_files(folder, known=files)
 
-    def prepare(self, native: Child) -> stages.Prepared:
+    def prepare(self, native: OnnxNative) -> stages.Prepared:
         """Normalise the graph."""
         with self.watch.stage("normalise"):
-            return stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, OnnxNative(native))
+            return stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, native)
 
-    def calibrate(self, prepared: stages.Prepared, work: Path) -> tuple[Placement | None, CalibrationTable | None]:
+    def calibrate(
+        self, prepared: stages.Prepared, native: OnnxNative, work: Path
+    ) -> tuple[Placement | None, CalibrationTable | None]:
         """Where Q/DQ goes and with what ranges: the user's table, or a calibration run."""
         if not self.spec.precision.int8:
             return None, None
-        placement = stages.plan_quantization(prepared, self.inputs.recipe)
+        placement = stages.plan_quantization(prepared, self.inputs.recipe, native)
         if self.inputs.table is not None:
             return placement, self.inputs.table
         with self.watch.stage("calibrate") as note:

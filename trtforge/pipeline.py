@@ -2,8 +2,8 @@
 
 load -> normalise -> match regions -> calibrate -> insert Q/DQ -> cast -> lint -> build -> read the plan -> verify
 
-The children that run native code start first, and this process imports what it needs itself (job.py and all below it)
-while they do the same: on two cores that is a third of the time which a small build takes.
+The child that runs native code starts first, and this process imports what it needs itself (job.py and all below it)
+while the child does the same: together that is a third of the time which a small build takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtforge.quantization.qdq import QdqReport
     from trtforge.quantization.table import CalibrationTable
 
-_NATIVE = "trtforge.graph.native:SERVICE"
+_NATIVE, _PURPOSE = "trtforge.graph.native:SERVICE", "ONNX model reading"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     """
     target = rtx_target_from_option(spec.gpu)
     backend = select_backend(spec.backend)
-    # Leaving in reverse order: a failure ends the children first, so that the thread that waits for one ends too.
+    # Leaving in reverse order: a failure ends the worker first, so that the thread that waits for one ends too.
     with open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
-        with backend.start_worker(staging.directory / "build.log") as worker, _start_native() as native:
+        with backend.start_worker(staging.directory / "build.log") as worker:
             from trtforge.artifact import commit, find_artifact
             from trtforge.describe import build_identity
             from trtforge.job import BuildTools, Job
@@ -96,7 +96,7 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
             found = find_artifact(spec.target_directory, identity, spec.force, spec.limits)
             if found is not None:
                 return _result(spec, found, reused=True)
-            manifest = job.run(BuildTools(backend, target, staging, worker, native, pool), identity)
+            manifest = job.run(BuildTools(backend, target, staging, worker, pool), identity)
         other = commit(staging, identity, spec.force)
     if other is not None:
         job.warn("another build finished the same artifact first; this one was dropped")
@@ -113,7 +113,9 @@ def calibrate(spec: BuildSpec, report: Reporter = ignore) -> CalibrationTable:
     Raises:
         TrtForgeError: bad input, or not possible here.
     """
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, _start_native() as native:
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
+        from trtforge.graph.native import OnnxNative
+
         job = _load_to_quantize(spec, report)
         if job.inputs.table is not None:
             raise InputError(
@@ -121,7 +123,8 @@ def calibrate(spec: BuildSpec, report: Reporter = ignore) -> CalibrationTable:
                 f"it is {spec.calib or f'calibration/{spec.source.stem}.json'}; calibrate needs data",
                 "give data with --calib",
             )
-        placement, table = job.calibrate(job.prepare(native), Path(work))
+        native = OnnxNative(child)
+        placement, table = job.calibrate(job.prepare(native), native, Path(work))
     assert placement is not None and table is not None
     return table
 
@@ -138,24 +141,21 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
     check_free(output, spec.force)
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, _start_native() as native:
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
         from trtforge import stages
         from trtforge.artifact import write_model
+        from trtforge.graph.native import OnnxNative
 
         job = _load_to_quantize(spec, report)
+        native = OnnxNative(child)
         prepared = job.prepare(native)
-        placement, table = job.calibrate(prepared, Path(work))
+        placement, table = job.calibrate(prepared, native, Path(work))
         with job.watch.stage("lower"):
             lowered = stages.lower(prepared.graph, job.spec.precision, placement, table)
             findings = stages.check_lint(lowered.graph)
             write_model(lowered.graph, output)
     assert table is not None and lowered.qdq is not None
     return QuantizeResult(output, table, lowered.qdq, findings)
-
-
-def _start_native() -> Child:
-    """The child process that runs onnx's C++."""
-    return Child(_NATIVE, purpose="ONNX model reading")
 
 
 def _load_to_quantize(spec: BuildSpec, report: Reporter) -> Job:

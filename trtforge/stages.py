@@ -52,19 +52,19 @@ class Prepared:
         normalised: what normalisation changed.
         fused: regions that were rewritten, and near misses.
         opt: the input shapes at which costs are counted: the first profile's opt.
-        native: runs onnx's C++; must be open when `shapes` is first asked for.
+        shapes: sizes by tensor name at `opt`; empty until `infer_shapes`.
     """
 
     graph: gs.Graph
     normalised: NormaliseReport
     fused: PackedQkvReport
     opt: Mapping[str, tuple[int, ...]]
-    native: OnnxNative
+    shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Sizes by tensor name at `opt`; inferred when first asked for."""
-        return infer_shapes_at(self.graph, self.opt, self.native)
+    def infer_shapes(self, native: OnnxNative) -> None:
+        """Fill `shapes`, once."""
+        if not self.shapes:
+            self.shapes.update(infer_shapes_at(self.graph, self.opt, native))
 
     @cached_property
     def gemm_flops(self) -> dict[str, int]:
@@ -113,7 +113,7 @@ def prepare(loaded: LoadedModel, profiles: ProfileSet, precision: Precision, nat
     graph, report = normalise(loaded.graph, native=native)
     fused = pack_qkv(graph) if precision.base != "fp32" or precision.int8 else PackedQkvReport((), ())
     opt = {name: shape.opt for name, shape in profiles.first.inputs.items()}
-    return Prepared(graph, report, fused, opt, native)
+    return Prepared(graph, report, fused, opt)
 
 
 def calibrate_table(
@@ -163,8 +163,9 @@ def calibrate_table(
     )
 
 
-def plan_quantization(prepared: Prepared, recipe: QuantRecipe) -> Placement:
+def plan_quantization(prepared: Prepared, recipe: QuantRecipe, native: OnnxNative) -> Placement:
     """Which nodes run in INT8, and why the others do not."""
+    prepared.infer_shapes(native)
     return plan_placement(prepared.graph, prepared.shapes, recipe)
 
 

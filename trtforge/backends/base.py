@@ -76,7 +76,11 @@ class Backend(Protocol):
         """Version of the installed builder package."""
 
     def start_worker(self, log: Path | None) -> Child:
-        """Start the process that will build; everything that the builder says is appended to `log`."""
+        """Start the process that will build, and that answers `graph.native.OnnxNative` until then.
+
+        Args:
+            log: everything that the builder says is appended to it.
+        """
 
     def build(
         self,

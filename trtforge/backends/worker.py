@@ -24,6 +24,7 @@ import onnx
 
 from trtforge.backends.diagnose import Refusal, error_from_refusal, missing_range_error, missing_values_error
 from trtforge.errors import UnavailableError
+from trtforge.graph import native
 from trtforge.graph.names import NameMap, drop_false_dim_names, shorten_names
 from trtforge.graph.wire import WEIGHT_BYTES, split_model
 from trtforge.isolation import Arrays, Handler, Meta, Progress
@@ -239,4 +240,5 @@ def _write_engine(path: Path, engine: memoryview) -> None:
         ) from err
 
 
-SERVICE: dict[str, Handler] = {"build": _build}
+# Before it builds, the process also serves the graph passes: a second one would load numpy and onnx once more.
+SERVICE: dict[str, Handler] = {"build": _build, **native.SERVICE}

@@ -1,7 +1,8 @@
 """The only place that calls onnx's C++ on a model: its inliner, version converter and shape inference.
 
 They can crash on a damaged model, so the functions of `SERVICE` run in a child process; `OnnxNative` is the other end.
-Models cross without their weights (save.py), as bytes. One child serves all calls of one pass.
+Models cross without their weights (save.py), as bytes. One child serves all calls of one pass; in a build that is the
+builder's own process, which has loaded onnx anyway.
 """
 
 from __future__ import annotations
@@ -243,10 +244,10 @@ def _infer(model: onnx.ModelProto, follows_values: bool) -> tuple[onnx.ModelProt
         [onnx.ValueInfoProto.FromString(port.SerializeToString()) for port in _ports(body)]
         for body in all_bodies(model)
     ]
-    _limit_memory()
     try:
         try:
-            inferred = shape_inference.infer_shapes(model, data_prop=follows_values)
+            with _limited_memory():
+                inferred = shape_inference.infer_shapes(model, data_prop=follows_values)
         except MemoryError:
             # onnx writes out the values of a constant of any size, e.g. ConstantOfShape of 10^12 elements.
             follows_values = False
@@ -270,12 +271,18 @@ def _ports(body: Body) -> list[onnx.ValueInfoProto]:
     return [*body.input, *body.output] if isinstance(body, onnx.GraphProto) else []
 
 
-def _limit_memory() -> None:
+@contextmanager
+def _limited_memory() -> Iterator[None]:
     """Let this process grow by no more than `_GROWTH_BYTES`, so that a hostile model ends it and nothing else."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     bound = pages * resource.getpagesize() + _GROWTH_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in (bound, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _forget_types(graph: onnx.GraphProto) -> None:

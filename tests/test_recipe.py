@@ -16,7 +16,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_none_gives_the_defaults() -> None:
     assert load_recipe(None) == QuantRecipe(
-        version=1, method="minmax", percentile=99.99, weights="per_channel", exclude=()
+        version=1, method="percentile", percentile=99.999, weights="per_channel", exclude=()
     )
 
 
@@ -75,7 +75,7 @@ def test_a_folder_does_not_hide_a_shipped_recipe(tmp_path: Path, monkeypatch: py
 def test_fingerprint_covers_every_field() -> None:
     changed = [
         QuantRecipe(),
-        QuantRecipe(method="percentile"),
+        QuantRecipe(method="minmax"),
         QuantRecipe(percentile=99.0),
         QuantRecipe(weights="per_tensor"),
         QuantRecipe(exclude=("a",)),

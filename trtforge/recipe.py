@@ -41,8 +41,8 @@ class QuantRecipe(FileModel):
     """
 
     version: Literal[1] = 1
-    method: Literal["minmax", "percentile"] = "minmax"
-    percentile: Annotated[float, pydantic.Field(gt=50.0, le=100.0)] = 99.99
+    method: Literal["minmax", "percentile"] = "percentile"
+    percentile: Annotated[float, pydantic.Field(gt=50.0, le=100.0)] = 99.999
     weights: Literal["per_channel", "per_tensor"] = "per_channel"
     exclude: tuple[str, ...] = ()
 

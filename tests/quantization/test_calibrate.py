@@ -44,7 +44,8 @@ def test_table_holds_the_chosen_amax_and_what_was_seen():
 
 
 def test_minmax_table_names_no_percentile():
-    assert table_from_observers(observe([{"x": normal(3)}], ["x"]), QuantRecipe(), samples=1, **SHA).percentile is None
+    recipe = QuantRecipe(method="minmax")
+    assert table_from_observers(observe([{"x": normal(3)}], ["x"]), recipe, samples=1, **SHA).percentile is None
 
 
 def test_non_finite_values_are_recorded():

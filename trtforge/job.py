@@ -143,6 +143,7 @@ class Job:
             files = artifact.describe_files(folder)
             files.pop(ENGINE_NAME, None)  # which may be half written
             engine = building.result()
+            tools.pool.submit(tools.worker.close)  # its memory takes a while to be freed
             return engine, artifact.describe_files(folder, known=files)
 
     def prepare(self, native: OnnxNative) -> stages.Prepared:

@@ -277,7 +277,7 @@ def test_a_killed_child_is_an_error_and_leaves_nothing(running_build: subprocess
     assert entries(project) == before
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_build_leaves_no_partial_artifact_and_no_orphan(
     sent: signal.Signals, code: int, running_build: subprocess.Popen[bytes], project: Path
 ) -> None:

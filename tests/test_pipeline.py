@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -127,6 +128,24 @@ def test_every_precision_builds_and_verifies(precision: str, gemm: str, tmp_path
 def test_bf16_says_that_onnxruntime_emulates_it(tmp_path: Path) -> None:
     result = trtforge.build(save_project(tmp_path), precision="bf16", output=tmp_path / "out")
     assert result.manifest.parity.candidate == "the built graph in ONNX Runtime, bf16 emulated"
+
+
+def test_a_bf16_source_is_emulated_as_reference_and_candidate(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    source = save_onnx(
+        tmp_path / "half.onnx",
+        """half (float[batch, 32] x) => (float[batch, 16] y) {
+            xb = Cast<to = 16>(x) [product] yb = MatMul(xb, w) y = Cast<to = 1>(yb) }""",
+        w=random.normal(size=(32, 16)).astype(ml_dtypes.bfloat16),
+    )
+    np.savez(tmp_path / "data.npz", x=random.normal(size=(40, 32)).astype(np.float32))
+    result = trtforge.build(source, precision="fp32", eval=str(tmp_path / "data.npz"), output=tmp_path / "out")
+    parity = result.manifest.parity
+    assert result.passed and parity.outputs["y"].cosine == 1.0
+    assert parity.reference == "the normalised source model in ONNX Runtime, bf16 emulated"
+    assert parity.candidate == "the built graph in ONNX Runtime, bf16 emulated"
+    again = trtforge.verify_artifact(trtforge.VerifySpec(tmp_path / "out", eval=str(tmp_path / "data.npz")))
+    assert (again.reference, again.candidate) == (parity.reference, parity.candidate)
 
 
 def test_a_missed_budget_fails_keeps_the_artifact_and_names_nodes(tmp_path: Path) -> None:

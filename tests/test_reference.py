@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +125,13 @@ def test_onnxruntime_reports_to_nobody(mlp: Path, tmp_path: Path, monkeypatch: p
     with ReferenceModel(mlp) as model:
         model.run({"x": X})
     assert [path for folder in ("TMPDIR", "HOME", "XDG_CACHE_HOME") for path in (tmp_path / folder).iterdir()] == []
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_paths_need_not_be_utf8(mlp: Path, tmp_path: Path, folder: bool) -> None:
+    odd = os.fsdecode(b"odd\xff")
+    path = tmp_path / odd / "mlp.onnx" if folder else tmp_path / odd
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(mlp.read_bytes())
+    with ReferenceModel(path) as model, ReferenceModel(mlp) as plain:
+        assert model.outputs == plain.outputs

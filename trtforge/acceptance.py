@@ -8,23 +8,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import onnx_graphsurgeon as gs
+
 from trtforge.artifact import damaged_files
 from trtforge.data import Dataset, open_dataset
 from trtforge.describe import profiles_from_manifest
 from trtforge.errors import InputError, TrtForgeError
 from trtforge.graph.load import LoadedModel, load_model
 from trtforge.graph.normalise import normalise
-from trtforge.graph.save import save_model
 from trtforge.graph.signature import input_specs
 from trtforge.inputs import BatchRange, BuildInputs, batch_range, find_calibration, fit_to_profiles, split_held_out
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.manifest import MANIFEST_NAME, MODEL_NAME, REPORT_NAME, TABLE_NAME, Manifest, ParityInfo, load_manifest
 from trtforge.parity import meets_budget
 from trtforge.progress import Event, Reporter, ignore
+from trtforge.quantization.bfloat16 import uses_bfloat16
 from trtforge.quantization.table import load_table
 from trtforge.reference import ReferenceModel
 from trtforge.report import render_report
-from trtforge.spec import BuildSpec, Precision
+from trtforge.spec import BuildSpec
 from trtforge.stages import FP32_NAME, Lowered, Prepared, load_source, lower, save_for_onnxruntime
 from trtforge.staging import replace_file
 from trtforge.textfile import kind_of
@@ -32,6 +34,7 @@ from trtforge.verify import Candidate, Scores, find_worst_nodes, plan_runs, scor
 
 SOURCE = "the source model in ONNX Runtime"
 NORMALISED = "the normalised source model in ONNX Runtime, which cannot load the source itself"
+NORMALISED_EMULATED = "the normalised source model in ONNX Runtime, bf16 emulated"
 BUILT_GRAPH = "the built graph in ONNX Runtime"
 # ONNX Runtime's CPU provider has no bf16 kernels: fp32 ones run, and every result is rounded to bf16.
 EMULATED_GRAPH = "the built graph in ONNX Runtime, bf16 emulated"
@@ -71,35 +74,49 @@ def verify_build(
     if dataset is None:
         note = "--no-verify was given" if spec.verify == "off" else "there is no data to verify with"
         return unverified(spec.cosine_budget, note)
-    bf16 = spec.precision.base == "bf16"
-    label = EMULATED_GRAPH if bf16 else BUILT_GRAPH
-    built = save_for_onnxruntime(lowered.graph, spec.precision, work / "candidate.onnx") if bf16 else model
-    candidates = [Candidate(CANDIDATE, label, built, as_written=True)]
+    candidates = [_candidate(lowered.graph, model, work)]
     if lowered.qdq is not None:
-        plain = lower(prepared.graph, spec.precision, None, None)
-        path = save_for_onnxruntime(plain.graph, spec.precision, work / "before_qdq.onnx")
+        plain, path = lower(prepared.graph, spec.precision, None, None), work / "before_qdq.onnx"
+        save_for_onnxruntime(plain.graph, path)
         candidates.append(Candidate(BEFORE_QDQ, "graph before Q/DQ", path, as_written=True))
     exact = work / FP32_NAME
     if not exact.exists():
-        save_model(prepared.graph, exact)
-    with _open_reference(spec.source, exact) as reference:
+        save_for_onnxruntime(prepared.graph, exact)
+    with _open_reference(spec.source, exact, uses_bfloat16(prepared.graph)) as reference:
         parity = compare(reference, candidates, dataset, inputs.batch, spec.cosine_budget, spec.metric, work, report)
     if parity.passed:
         return parity
     weighted = prepared.gemm_flops
     outputs_of = {node.name: node.outputs[0].name for node in prepared.graph.nodes if node.name in weighted}
-    worst = find_worst_nodes(exact, built, outputs_of, dataset, inputs.batch.opt)
+    worst = find_worst_nodes(exact, candidates[0].path, outputs_of, dataset, inputs.batch.opt)
     return parity.model_copy(update={"worst_nodes": worst})
 
 
+def _candidate(graph: gs.Graph, model: Path, work: Path) -> Candidate:
+    """A built graph to judge: its own file, or a twin of it where it uses bf16."""
+    if not uses_bfloat16(graph):
+        return Candidate(CANDIDATE, BUILT_GRAPH, model, as_written=True)
+    twin = work / "candidate.onnx"
+    save_for_onnxruntime(graph, twin)
+    return Candidate(CANDIDATE, EMULATED_GRAPH, twin, as_written=True)
+
+
 @contextmanager
-def _open_reference(source: Path, normalised: Path) -> Iterator[Reference]:
-    """The source model, or its normalised form where ONNX Runtime refuses the source (repeated node names, say)."""
+def _open_reference(source: Path, normalised: Path, is_emulated: bool) -> Iterator[Reference]:
+    """The source model, or its normalised form where ONNX Runtime refuses the source (bf16, repeated node names)."""
     label = SOURCE
     try:
         model = ReferenceModel(source, as_written=True)
     except TrtForgeError:
-        label, model = NORMALISED, ReferenceModel(normalised, as_written=True)
+        label = NORMALISED_EMULATED if is_emulated else NORMALISED
+        try:
+            model = ReferenceModel(normalised, as_written=True)
+        except InputError as err:
+            raise InputError(
+                f"ONNX Runtime can load neither {source} nor its normalised form, so nothing can verify a build",
+                err.why,
+                "export the model with operators and types that ONNX Runtime has, or give --no-verify",
+            ) from err
     with model:
         yield Reference(label, model)
 
@@ -221,15 +238,11 @@ def _score_artifact(
     budget = manifest.parity.budget if spec.budget is None else spec.budget
     with tempfile.TemporaryDirectory(prefix="trtforge-") as folder:
         work = Path(folder)
-        built, label = spec.artifact / MODEL_NAME, BUILT_GRAPH
-        if "bf16" in manifest.precision.requested:
-            graph = load_model(built, spec.limits).graph
-            built = save_for_onnxruntime(graph, Precision(int8=False, base="bf16"), work / "candidate.onnx")
-            label = EMULATED_GRAPH
-        candidate = Candidate(CANDIDATE, label, built, as_written=True)
+        built = spec.artifact / MODEL_NAME
+        candidate = _candidate(load_model(built, spec.limits).graph, built, work)
         normalised = work / FP32_NAME
-        save_model(normalise(loaded.graph)[0], normalised)
-        with _open_reference(source, normalised) as reference:
+        is_emulated = save_for_onnxruntime(normalise(loaded.graph)[0], normalised)
+        with _open_reference(source, normalised, is_emulated) as reference:
             return compare(
                 reference,
                 [candidate],

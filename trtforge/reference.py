@@ -70,7 +70,7 @@ def _load(child: Child | None, path: Path, taps: list[str], as_written: bool) ->
     """A child with the model loaded; optimisation is given up where ONNX Runtime cannot load the model with it."""
     child = child or Child(_SERVICE, purpose="ONNX Runtime", env=_ENV)
     try:
-        meta, _ = child.call("load", {"path": str(path), "taps": taps, "as_written": as_written})
+        meta, _ = child.call("load", {"path": str(path.absolute()), "taps": taps, "as_written": as_written})
     except (ChildDiedError, InputError):
         child.close()
         if not as_written:
@@ -89,15 +89,21 @@ def _handle_load(meta: Meta, _: Arrays, __: Callable[[Meta], None]) -> tuple[Met
     global _session  # noqa: PLW0603 - the child's one session lives from call to call
     import onnxruntime
 
+    _session = None  # its memory is free before the next model takes some
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = len(os.sched_getaffinity(0))
     if meta["as_written"]:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     path = Path(meta["path"])
-    # Of a model that is given as bytes ONNX Runtime knows no folder.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    source = _tapped_model(path, meta["taps"]) if meta["taps"] else str(path)
+    # ONNX Runtime takes paths as UTF-8 text only, and of a model that is given as bytes it knows no folder.
+    os.chdir(path.parent)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", ".")
+    source: str | bytes = path.name
+    if meta["taps"]:
+        source = _tapped_model(path, meta["taps"])
+    elif any("\ud800" <= char <= "\udfff" for char in path.name):
+        source = path.read_bytes()
     try:
         _session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as err:

@@ -26,7 +26,7 @@ from trtforge.graph.shapes import infer_shapes_at
 from trtforge.inputs import CALIBRATION_BATCH, BuildInputs
 from trtforge.limits import Limits
 from trtforge.profile import ProfileSet
-from trtforge.quantization.bfloat16 import emulate_bfloat16
+from trtforge.quantization.bfloat16 import emulate_bfloat16, uses_bfloat16
 from trtforge.quantization.calibrate import observe, table_from_observers
 from trtforge.quantization.cast import CastReport, cast_graph
 from trtforge.quantization.placement import Placement, plan_placement
@@ -146,7 +146,7 @@ def calibrate_table(
             "build it with --fp16",
         )
     path = work / FP32_NAME
-    save_model(prepared.graph, path)
+    save_for_onnxruntime(prepared.graph, path)
     done = 0
 
     def batches() -> Iterator[dict[str, np.ndarray]]:
@@ -205,7 +205,12 @@ def check_lint(graph: gs.Graph) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def save_for_onnxruntime(graph: gs.Graph, precision: Precision, path: Path) -> Path:
-    """Write a graph in a form that ONNX Runtime's CPU provider computes as written (it has no bf16 kernels)."""
-    save_model(emulate_bfloat16(graph) if precision.base == "bf16" else graph, path)
-    return path
+def save_for_onnxruntime(graph: gs.Graph, path: Path) -> bool:
+    """Write a graph in a form that ONNX Runtime's CPU provider, which has no bf16 kernels, computes as written.
+
+    Returns:
+        True where bf16 is emulated.
+    """
+    is_emulated = uses_bfloat16(graph)
+    save_model(emulate_bfloat16(graph) if is_emulated else graph, path)
+    return is_emulated

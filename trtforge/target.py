@@ -74,8 +74,8 @@ def rtx_target_from_option(gpu: str | None) -> Target:
             raise UnavailableError(
                 f"tensorrt-rtx cannot build for sm_{cc} ({RTX_WITHOUT[cc]})",
                 f"it has code for {allowed} only",
-                "hand the ONNX file that `trtforge quantize` writes to TensorRT on a machine with this GPU; this version "
-                "of trtforge drives tensorrt-rtx only",
+                "hand the ONNX file that `trtforge quantize` writes to TensorRT on a machine with this GPU; "
+                "this version of trtforge drives tensorrt-rtx only",
             )
         if cc not in RTX_COMPUTE_CAPABILITIES:
             raise InputError(

@@ -12,7 +12,7 @@ import pytest
 from trtforge.fusion.packed_qkv import NearMiss, PackedQkvReport, pack_qkv
 
 # B batch, S sequence, K = 12 input width, N = 2 heads, D = 4 head size.
-HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
+HEADER = '<ir_version: 10, opset_import: ["" : 23, "other" : 1]>\n'
 LAYOUT = """q4 = Reshape({q}, heads) k4 = Reshape({k}, heads) v4 = Reshape({v}, heads)
     qt = Transpose<perm=[0, 2, 1, 3]>(q4) kt = Transpose<perm=[0, 2, 1, 3]>(k4) vt = Transpose<perm=[0, 2, 1, 3]>(v4)
     [attention] y = Attention(qt, kt, vt)"""
@@ -494,3 +494,30 @@ def test_packing_twice_changes_nothing_more():
     before = gs.export_onnx(graph).SerializeToString(deterministic=True)
     assert pack_qkv(graph).rewritten == ()
     assert gs.export_onnx(graph).SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize(
+    ("body", "changes"),
+    [
+        (SPLIT.replace("MatMul", "other.MatMul"), {}),
+        (SPLIT.replace("MatMul(x, w)", "other.MatMul(x)"), {}),
+        (SPLIT.replace("Add(", "other.Add("), {}),
+        (SPLIT.replace("Split<", "other.Split<"), {}),
+        (SPLIT.replace(", num_outputs=3>(h)", ">(h, sizes)"), {"sizes": np.array([8, 8, 4])}),
+        (SPLIT.replace(", num_outputs=3>(h)", ">(h, sizes)"), {"sizes": np.array([12, 12])}),
+        (SPLIT.replace(", num_outputs=3>(h)", ">(h, sizes)"), {"sizes": np.array([0, 12, 12])}),
+        (SPLIT.replace(", num_outputs=3>(h)", ">(h, sizes)"), {"sizes": np.array([np.nan, 8, 8], np.float32)}),
+        (PACKED_BODY.replace("Gather<", "other.Gather<"), {}),
+        (PACKED_BODY.replace("Gather<axis=0>", "Gather<axis=7>"), {}),
+        (PACKED_BODY.replace("Reshape(", "other.Reshape("), {}),
+        (PACKED_BODY.replace("perm=[2, 0, 3, 1, 4]", "perm=[7, 0, 3, 1, 4]"), {}),
+        (PACKED_BODY.replace("perm=[2, 0, 3, 1, 4]", "perm=[2, 0]"), {}),
+        (PACKED_BODY, {"i2": np.array(np.nan, np.float32)}),
+        (PACKED_BODY, {"i2": np.array("2", object)}),
+    ],
+)
+def test_what_onnx_does_not_define_is_left_alone(body, changes):
+    graph = graph_of(body + "a = Add(q, k) y = Add(a, v)", **changes)
+    before = ops(graph)
+    assert pack_qkv(graph).rewritten == ()
+    assert ops(graph) == before

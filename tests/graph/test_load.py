@@ -13,6 +13,7 @@ from graph_models import parse, run, write
 
 from trtforge.errors import InputError
 from trtforge.graph.load import load_model
+from trtforge.graph.normalise import normalise
 from trtforge.limits import DEFAULT_LIMITS, Limits
 
 RELU = "g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }"
@@ -341,3 +342,83 @@ def test_element_type_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("extra", 1, [2]))
     model.graph.value_info[0].type.tensor_type.elem_type = 77
     assert "cannot be read as a graph" in refusal(write(model, tmp_path))
+
+
+WEIGHT = np.linspace(-1, 1, 1024, dtype=np.float32).reshape(32, 32)
+BRANCHES = """g (float[N, 32] x, bool c) => (float[N, 32] y, float[N, 32] z) {
+    y = MatMul(x, w)
+    z = If(c) <then_branch = t () => (float[N, 32] p) { p = MatMul(x, w) },
+               else_branch = e () => (float[N, 32] q) { q = Neg(x) }> }"""
+
+
+def stored(array: np.ndarray, name: str = "w") -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(array, name)
+
+
+def constants(graph: gs.Graph) -> list[np.ndarray]:
+    held = [value for node in graph.nodes for value in (*node.inputs, *node.attrs.values())]
+    return [value.values for value in held if isinstance(value, gs.Constant)]
+
+
+def test_tensor_of_an_attribute_keeps_its_values_when_a_weight_has_its_name(tmp_path: Path) -> None:
+    model = parse("g (float[N, 32] x) => (float[N, 32] y) { a = MatMul(x, w) c = Constant() y = MatMul(a, c) }")
+    model.graph.initializer.append(stored(WEIGHT))
+    model.graph.node[1].attribute.append(onnx.helper.make_attribute("value", stored(2 * WEIGHT)))
+    found = constants(load_model(write(model, tmp_path)).graph)
+    np.testing.assert_array_equal(found, [WEIGHT, 2 * WEIGHT])
+
+
+def test_constant_of_an_inlined_function_keeps_its_values_when_a_weight_has_its_name(tmp_path: Path) -> None:
+    body = """g (float[N, 32] x) => (float[N, 32] y) { a = MatMul(x, w) y = local.f(a) }
+        <domain: "local", opset_import: ["": 23]> f (p) => (o) { w = Constant() o = MatMul(p, w) }"""
+    model = parse(body, domains=', "local": 1')
+    model.graph.initializer.append(stored(WEIGHT))
+    model.functions[0].node[0].attribute.append(onnx.helper.make_attribute("value", stored(2 * WEIGHT)))
+    graph, _ = normalise(load_model(write(model, tmp_path)).graph)
+    np.testing.assert_array_equal(constants(graph), [WEIGHT, 2 * WEIGHT])
+
+
+@pytest.mark.parametrize("hidden", ["w", "x"], ids=["another initializer", "an input"])
+def test_initializer_of_a_subgraph_that_hides_another_tensor_is_refused(tmp_path: Path, hidden: str) -> None:
+    model = parse(BRANCHES)
+    model.graph.initializer.append(stored(WEIGHT))
+    model.graph.node[1].attribute[0].g.initializer.append(stored(2 * WEIGHT, hidden))
+    text = refusal(write(model, tmp_path))
+    assert f"initializer '{hidden}' of subgraph 't' has the name of another tensor around it" in text
+
+
+@pytest.mark.parametrize("outer", [WEIGHT, WEIGHT[:, :1]], ids=["cut out", "small"])
+def test_copy_of_an_outer_initializer_in_a_subgraph_is_harmless(tmp_path: Path, outer: np.ndarray) -> None:
+    model = parse(BRANCHES)
+    model.graph.initializer.append(stored(outer))
+    copy = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, outer.shape, outer.ravel())
+    model.graph.node[1].attribute[0].g.initializer.append(copy)
+    graph = load_model(write(model, tmp_path)).graph
+    np.testing.assert_array_equal(constants(graph.nodes[1].attrs["then_branch"]), [outer])
+
+
+def test_external_data_counts_where_raw_data_is_there_too(tmp_path: Path) -> None:
+    model = parse("g (float[N, 32] x) => (float[N, 32] y) { y = MatMul(x, w) }")
+    (tmp_path / "w.bin").write_bytes((2 * WEIGHT).tobytes())
+    tensor = stored(WEIGHT)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w.bin")
+    model.graph.initializer.append(tensor)
+    np.testing.assert_array_equal(constants(load_model(write(model, tmp_path)).graph), [2 * WEIGHT])
+
+
+def test_raw_data_of_text_is_no_value(tmp_path: Path) -> None:
+    model = parse("g (float[N] x) => (float[N] y, string[2] s) { y = Relu(x) s = Identity(t) }")
+    tensor = onnx.helper.make_tensor("t", onnx.TensorProto.STRING, [2], [b"a", b"b"])
+    tensor.raw_data = bytes(2048)
+    model.graph.initializer.append(tensor)
+    assert list(constants(load_model(write(model, tmp_path)).graph)[0].ravel()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_segment_of_a_tensor_is_refused(tmp_path: Path, is_raw: bool) -> None:
+    model = parse("g (float[N, 32] x) => (float[N, 32] y) { y = MatMul(x, w) }")
+    values = stored(WEIGHT) if is_raw else onnx.helper.make_tensor("w", 1, WEIGHT.shape, WEIGHT.ravel())
+    values.segment.end = 1024
+    model.graph.initializer.append(values)
+    assert "initializer 'w' is one segment of a larger tensor" in refusal(write(model, tmp_path))

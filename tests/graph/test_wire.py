@@ -97,3 +97,17 @@ def test_a_large_tensor_whose_data_is_in_a_typed_field_stays_in_the_skeleton() -
     split = split_model(model.SerializeToString(), MIN_BYTES)
     assert split.weights == {}
     assert onnx.load_from_string(split.skeleton) == model
+
+
+def test_a_number_in_the_place_of_the_name_is_not_taken_for_it() -> None:
+    tensor = onnx.numpy_helper.from_array(np.zeros(512, np.float32), "w").SerializeToString() + b"\x40\x41"
+    graph = b"\x2a" + bytes([len(tensor) & 0x7F | 0x80, len(tensor) >> 7]) + tensor
+    split = split_model(b"\x3a" + bytes([len(graph) & 0x7F | 0x80, len(graph) >> 7]) + graph, MIN_BYTES)
+    assert list(split.weights) == ["w"]
+
+
+def test_a_tensor_that_has_other_data_beside_its_raw_data_stays_in_the_skeleton() -> None:
+    tensor = onnx.numpy_helper.from_array(np.zeros(512, np.float32), "w")
+    tensor.float_data.append(1.0)
+    model = onnx.ModelProto(graph=onnx.GraphProto(initializer=[tensor]))
+    assert onnx.load_from_string(split_model(model.SerializeToString(), MIN_BYTES).skeleton) == model

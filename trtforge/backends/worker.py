@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import chdir, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,8 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
     del model
     path = Path(meta["model"])
     # The parser reads the weights from beside this path, which it takes as UTF-8 text only.
-    with chdir(path.parent):
-        is_parsed = parser.parse(content, path=path.name)
-    if not is_parsed:
+    os.chdir(path.parent)
+    if not parser.parse(content, path=path.name):
         raise error_from_refusal(_refusal_from_parser(parser, log, nodes), names)
     del content
     _check_profiles(network, meta["profiles"])

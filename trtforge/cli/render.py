@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+from trtforge.cli.signals import raise_if_arrived
+
 if TYPE_CHECKING:
     from trtforge.progress import Event
 
@@ -52,6 +54,7 @@ def progress_reporter() -> Iterator[Callable[[Event], None]]:
 
             def report(event: Event) -> None:
                 nonlocal stage
+                raise_if_arrived()
                 if event.level == "warning":
                     console.print(f"warning: {plain(event.detail)}", markup=False, highlight=False)
                     return
@@ -64,6 +67,7 @@ def progress_reporter() -> Iterator[Callable[[Event], None]]:
 
 
 def _warn_only(event: Event) -> None:
+    raise_if_arrived()
     if event.level == "warning":
         sys.stderr.write(f"warning: {plain(event.detail)}\n")
 

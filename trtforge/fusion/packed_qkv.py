@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtforge.fusion.qkv_layout import RefusalError
+from trtforge.fusion.qkv_layout import RefusalError, op_of
 from trtforge.fusion.qkv_match import Layout, Linear, Matcher, Part, is_attention, reads_packed_layout
 from trtforge.graph.edit import remove_nodes
 from trtforge.graph.names import UniqueNames
@@ -116,7 +116,7 @@ class _Packer:
     def slice_splits(self) -> None:
         """Case 2."""
         for split in self.graph.nodes:
-            if split.op != "Split" or len(split.outputs) != 3 or id(split) in self._removed:
+            if op_of(split) != "Split" or len(split.outputs) != 3 or id(split) in self._removed:
                 continue
             linear = self._matcher.linear_before(split.inputs[0])
             if linear is None:
@@ -129,7 +129,7 @@ class _Packer:
     def slice_layouts(self) -> None:
         """Case 3."""
         for reshape in self.graph.nodes:
-            if reshape.op != "Reshape" or len(reshape.outputs[0].shape or ()) != 5:
+            if op_of(reshape) != "Reshape" or len(reshape.outputs[0].shape or ()) != 5:
                 continue
             linear = self._matcher.linear_before(reshape.inputs[0])
             if linear is None:

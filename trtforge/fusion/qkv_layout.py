@@ -14,9 +14,17 @@ import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
+from trtforge.graph.edit import is_onnx_op
+
 SELECTING_OPS = ("Gather", "Slice", "Split")
+
+
+def op_of(node: gs.Node) -> str:
+    """The operator of a node of ONNX's own domain; "" for any other, whatever its name."""
+    return str(node.op) if is_onnx_op(node) else ""
 
 
 class RefusalError(Exception):
@@ -60,12 +68,12 @@ def _selections_by(reader: gs.Node, sizes: Sequence[object], outputs: Collection
         RefusalError: not single, constant indices, or an axis of size 1 that stays.
     """
     axis, indices = _selected_indices(reader, sizes)
-    if reader.op == "Gather" and not reader.inputs[1].shape:
+    if op_of(reader) == "Gather" and not reader.inputs[1].shape:
         return [Selection(axis, indices[0], (reader,), reader.outputs[0])]
     found = []
     for index, output in zip(indices, reader.outputs, strict=True):
         squeeze = output.outputs[0] if len(output.outputs) == 1 and output.name not in outputs else None
-        if squeeze is None or squeeze.op != "Squeeze" or _constant_ints(squeeze, 1, []) not in ([axis], [axis - 5]):
+        if squeeze is None or op_of(squeeze) != "Squeeze" or constant_ints(squeeze, 1, []) not in ([axis], [axis - 5]):
             raise RefusalError("a part keeps its axis of size 1")
         found.append(Selection(axis, index, (reader, squeeze), squeeze.outputs[0]))
     return found
@@ -77,28 +85,30 @@ def _selected_indices(reader: gs.Node, sizes: Sequence[object]) -> tuple[int, li
     Raises:
         RefusalError: another operator, more than one index at a time, or none that is constant.
     """
-    axes, indices = [reader.attrs.get("axis", 0)], list[int]()
-    if reader.op == "Gather" and len(reader.inputs[1].shape or ()) < 2:
-        indices = _constant_ints(reader, 1, [])
-    elif reader.op == "Split" and set(_constant_ints(reader, 1, [1])) == {1}:
+    op, axes, indices = op_of(reader), [reader.attrs.get("axis", 0)], list[int]()
+    if op == "Gather" and len(reader.inputs[1].shape or ()) < 2:
+        indices = constant_ints(reader, 1, [])
+    elif op == "Split" and set(constant_ints(reader, 1, [1])) == {1}:
         indices = list(range(len(reader.outputs)))
-    elif reader.op == "Slice":
-        axes = _constant_ints(reader, 3, [0])
-    size = sizes[axes[0]] if len(axes) == 1 else None
-    if reader.op == "Slice" and isinstance(size, int) and _constant_ints(reader, 4, [1]) == [1]:
-        starts, ends = _constant_ints(reader, 1, []), _constant_ints(reader, 2, [])
+    elif op == "Slice":
+        axes = constant_ints(reader, 3, [0])
+    is_axis = len(axes) == 1 and axes[0] in range(-len(sizes), len(sizes))
+    size = sizes[axes[0]] if is_axis else None
+    if op == "Slice" and isinstance(size, int) and constant_ints(reader, 4, [1]) == [1]:
+        starts, ends = constant_ints(reader, 1, []), constant_ints(reader, 2, [])
         indices = list(range(size)[slice(*starts, *ends)]) if len(starts) == len(ends) == 1 else []
     if len(indices) != len(reader.outputs) or not isinstance(size, int):
         raise RefusalError(f"a {reader.op} of the product does not take one constant index at a time")
     return axes[0] % len(sizes), [index % size for index in indices]
 
 
-def _constant_ints(node: gs.Node, index: int, default: list[int]) -> list[int]:
-    """The numbers of a constant input, the default where it is missing, none where it is computed."""
+def constant_ints(node: gs.Node, index: int, default: list[int]) -> list[int]:
+    """The numbers of a constant input, the default where it is missing, none where it is computed or no integers."""
     tensor = node.inputs[index] if index < len(node.inputs) else None
     if tensor is None or not tensor.name:
         return default
-    return [int(value) for value in tensor.values.ravel()] if isinstance(tensor, gs.Constant) else []
+    is_known = isinstance(tensor, gs.Constant) and tensor.dtype in (np.int32, np.int64)
+    return [int(value) for value in tensor.values.ravel()] if is_known else []
 
 
 def columns_of(reshape: gs.Node, x: gs.Tensor, width: int, num_sizes: int) -> list[int]:
@@ -125,7 +135,7 @@ def _keeps_batch_and_sequence(reshape: gs.Node, x: gs.Tensor) -> bool:
     differ, since models exist that call every open size "?".
     """
     target = reshape.inputs[1]
-    first = target.inputs[0].inputs[0] if target.inputs and target.inputs[0].op == "Concat" else target
+    first = target.inputs[0].inputs[0] if target.inputs and op_of(target.inputs[0]) == "Concat" else target
     if isinstance(first, gs.Constant) and not reshape.attrs.get("allowzero", 0) and 0 in first.values[:2]:
         return True
     pairs = list(zip(reshape.outputs[0].shape, x.shape[:2], strict=False))
@@ -138,11 +148,11 @@ def _begins_with_batch(sizes: gs.Tensor, x: gs.Tensor) -> bool:
     """True for Shape(x), and for index 0 of it taken by Gather or Slice, also when unsqueezed."""
     while sizes.inputs:
         node = sizes.inputs[0]
-        if node.op == "Shape":
+        if op_of(node) == "Shape":
             return node.inputs[0] is x and node.attrs.get("start", 0) == 0 and list(sizes.shape or ()) != [0]
         # A slice of another length may be empty, and let the next number of the target come first.
-        is_one = node.op == "Gather" or (node.op == "Slice" and list(sizes.shape or ()) == [1])
-        if node.op != "Unsqueeze" and not (is_one and _constant_ints(node, 1, [])[:1] == [0]):
+        is_one = op_of(node) == "Gather" or (op_of(node) == "Slice" and list(sizes.shape or ()) == [1])
+        if op_of(node) != "Unsqueeze" and not (is_one and constant_ints(node, 1, [])[:1] == [0]):
             return False
         sizes = node.inputs[0]
     return False

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from trtforge.fusion.qkv_layout import SELECTING_OPS, RefusalError, columns_of, selections_of
-from trtforge.graph.edit import is_onnx_op
+from trtforge.fusion.qkv_layout import SELECTING_OPS, RefusalError, columns_of, constant_ints, op_of, selections_of
 
 _HEAD_PERM = [0, 2, 1, 3]
 _ROLES = ("query", "key", "value")
@@ -66,14 +65,14 @@ class Matcher:
         """The MatMul with a constant [K, width] weight, and the Add of a constant [width] behind it, that end here."""
         nodes: list[gs.Node] = list(tensor.inputs)
         bias = None
-        if nodes and nodes[0].op == "Add":
+        if nodes and op_of(nodes[0]) == "Add" and len(nodes[0].inputs) == 2:
             constants = [operand for operand in nodes[0].inputs if isinstance(operand, gs.Constant)]
             others = [operand for operand in nodes[0].inputs if not isinstance(operand, gs.Constant)]
             if len(constants) != 1 or not self._is_only_read_by(others[0], nodes[0]):
                 return None
             bias = constants[0]
             nodes = [*others[0].inputs, nodes[0]]
-        if not nodes or nodes[0].op != "MatMul":
+        if not nodes or op_of(nodes[0]) != "MatMul" or len(nodes[0].inputs) != 2:
             return None
         x, weight = nodes[0].inputs
         if not isinstance(weight, gs.Constant) or len(weight.shape) != 2 or isinstance(x, gs.Constant):
@@ -86,20 +85,24 @@ class Matcher:
         """The columns of each part.
 
         Raises:
-            RefusalError: another axis, sizes that are not constant, or a second reader of the product.
+            RefusalError: another axis, sizes that are not constant or not the whole, or a second reader of the product.
         """
         axis = split.attrs.get("axis", 0)
         rank = None if linear.output.shape is None else len(linear.output.shape)
+        width = linear.weight.shape[1]
         if axis != -1 and (rank is None or axis != rank - 1):
             raise RefusalError(f"the Split is along axis {axis}, not the last")
         if not self._is_only_read_by(linear.output, split):
             raise RefusalError("the product is also read elsewhere")
         if len(split.inputs) == 1 or not split.inputs[1].name:
-            share = -(-linear.weight.shape[1] // 3)
-            return [share, share, linear.weight.shape[1] - 2 * share]
-        if not isinstance(split.inputs[1], gs.Constant):
-            raise RefusalError("the sizes of the Split are not constant")
-        return [int(size) for size in split.inputs[1].values]
+            share = -(-width // 3)
+            sizes = [share, share, width - 2 * share]
+        else:
+            sizes = constant_ints(split, 1, [])
+        is_whole = len(sizes) == 3 and min(sizes) > 0 and sum(sizes) == width
+        if not is_whole or not all(output.name for output in split.outputs):
+            raise RefusalError(f"the Split is not known to cut {width} columns into three parts")
+        return sizes
 
     def parts_before(self, attention: gs.Node) -> list[Part]:
         """Query, key and value of an Attention.
@@ -125,7 +128,7 @@ class Matcher:
         if not self._is_only_read_by(source, reshape):
             raise RefusalError(f"the {role} is also read elsewhere")
         nodes, index = [reshape, transpose], 0
-        if source.inputs and source.inputs[0].op == "Split" and len(source.inputs[0].outputs) == 3:
+        if source.inputs and op_of(source.inputs[0]) == "Split" and len(source.inputs[0].outputs) == 3:
             split = source.inputs[0]
             index = next(i for i, output in enumerate(split.outputs) if output is source)
             nodes, source = [split, *nodes], split.inputs[0]
@@ -133,12 +136,12 @@ class Matcher:
         if linear is None:
             raise RefusalError(f"the {role} is not a product with a constant weight")
         width = linear.weight.shape[1]
-        if nodes[0].op == "Split":
+        if op_of(nodes[0]) == "Split":
             width = self.split_sizes(nodes[0], linear)[index]
         return Part(linear, nodes, _num_heads(reshape, linear.x, width), width, index, transpose.outputs[0])
 
     def _producer(self, tensor: gs.Tensor, op: str, role: str) -> gs.Node:
-        if not tensor.inputs or tensor.inputs[0].op != op:
+        if not tensor.inputs or op_of(tensor.inputs[0]) != op:
             raise RefusalError(f"the {role} does not come from Reshape and Transpose")
         if len(tensor.outputs) != 1 or tensor.name in self._outputs:
             raise RefusalError(f"the {role} is also read elsewhere")
@@ -151,10 +154,10 @@ class Matcher:
             RefusalError: another reader, parts that are not single indices of one axis, or no proof of B and S.
         """
         nodes, packed, perm = [reshape], reshape.outputs[0], list(range(5))
-        if len(packed.outputs) == 1 and packed.outputs[0].op == "Transpose":
+        if len(packed.outputs) == 1 and op_of(packed.outputs[0]) == "Transpose":
             nodes.append(packed.outputs[0])
             perm, packed = list(nodes[1].attrs.get("perm", perm[::-1])), nodes[1].outputs[0]
-        if not any(reader.op in SELECTING_OPS for reader in packed.outputs):
+        if not any(op_of(reader) in SELECTING_OPS for reader in packed.outputs) or sorted(perm) != list(range(5)):
             return None
         is_single = self._is_only_read_by(linear.output, reshape)
         if not is_single or not self._outputs.isdisjoint(node.outputs[0].name for node in nodes):
@@ -184,23 +187,23 @@ def _check_parts(parts: Sequence[Part]) -> None:
         raise RefusalError(f"the parts have {widths} columns; packing needs equal ones (grouped queries)")
     products = {id(part.linear.nodes[0]) for part in parts}
     is_split = len(products) == 1 and sorted(part.index for part in parts) == [0, 1, 2]
-    is_triple = len(products) == 3 and not any(part.nodes[0].op == "Split" for part in parts)
+    is_triple = len(products) == 3 and not any(op_of(part.nodes[0]) == "Split" for part in parts)
     if not is_split and not (is_triple and len({id(part.linear.x) for part in parts}) == 1):
         raise RefusalError("query, key and value are not projections of one tensor")
 
 
 def is_attention(node: gs.Node) -> bool:
     """True for the operator of ONNX, not one of that name in another domain."""
-    return node.op == "Attention" and is_onnx_op(node)
+    return op_of(node) == "Attention"
 
 
 def reads_packed_layout(attention: gs.Node) -> bool:
     """True when query, key and value are taken from one tensor of five axes, as case 1 does."""
     sources = []
     for tensor in attention.inputs[:3]:
-        is_squeezed = bool(tensor.inputs) and tensor.inputs[0].op == "Squeeze"
+        is_squeezed = bool(tensor.inputs) and op_of(tensor.inputs[0]) == "Squeeze"
         taken = tensor.inputs[0].inputs[0] if is_squeezed else tensor
-        if taken.inputs and taken.inputs[0].op in SELECTING_OPS:
+        if taken.inputs and op_of(taken.inputs[0]) in SELECTING_OPS:
             sources.append(taken.inputs[0].inputs[0])
     return len(sources) == 3 and len({id(source) for source in sources}) == 1 and len(sources[0].shape or ()) == 5
 

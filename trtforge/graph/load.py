@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtforge.errors import InputError
 from trtforge.graph.edit import all_graphs
-from trtforge.graph.protos import all_tensors, find_damaged_text
+from trtforge.graph.protos import Body, all_bodies, all_tensors, child_graphs, find_damaged_text
 from trtforge.graph.sparse import densify
 from trtforge.graph.storage import array_from_bytes, array_from_tensor, check_tensor, external_range
 from trtforge.graph.validate import DEFAULT_DOMAINS, check_model
@@ -88,7 +89,9 @@ def load_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> LoadedModel:
     opset = check_model(model, str(path), limits)
     files = _check_tensors(model, inline, path, limits)
     densify(model, limits)
-    graph = graph_from_model(model, path.parent, _inline_weights(model, inline, data))
+    weights = _inline_weights(model, inline, data)
+    _check_shadowed(model, path.parent, weights)
+    graph = graph_from_model(model, path.parent, weights)
     for location in sorted(files):
         digest.update(f"\0{location}\0".encode())
         with files[location].open("rb") as file:
@@ -98,18 +101,20 @@ def load_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> LoadedModel:
 
 
 def graph_from_model(
-    model: onnx.ModelProto, folder: Path = Path(), weights: Mapping[str, np.ndarray[Any, Any]] | None = None
+    model: onnx.ModelProto, folder: Path = Path(), weights: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({})
 ) -> gs.Graph:
     """A graph whose constants are arrays and which keeps no reference to the model.
 
     Args:
         model: one that passed the checks; its memory is free once the caller drops it.
         folder: where its external data is.
-        weights: values of tensors that have no data in the model, by name.
+        weights: values of initializers that have no data in the model, by name.
 
     Raises:
         InputError: onnx-graphsurgeon cannot represent it.
     """
+    # Held, because the constants are told by the identity of their protobuf: an attribute may have a weight's name.
+    stubs = {id(tensor): tensor for tensor in _initializers(model) if tensor.name in weights and not _has_data(tensor)}
     try:
         with G_LOGGER.suppress(G_LOGGER.CRITICAL + 1):
             graph = gs.import_onnx(model)
@@ -130,15 +135,67 @@ def graph_from_model(
     for constant in _stored_constants(graph):
         tensor = constant._values.tensor
         constant.data_location = None
-        if weights is not None and constant.name in weights:
+        if id(tensor) in stubs:
             constant.values = weights[constant.name]
         elif tensor.data_type == onnx.TensorProto.STRING:
             constant.values = LazyValues(onnx.TensorProto.FromString(tensor.SerializeToString()))
         else:
-            is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
-            place = f"tensor {constant.name!r}"
-            constant.values = array_from_tensor(tensor, external_range(tensor, place, folder) if is_external else None)
+            constant.values = _values_of(tensor, folder)
     return graph
+
+
+def _values_of(tensor: onnx.TensorProto, folder: Path) -> np.ndarray[Any, Any]:
+    """The values that a checked tensor has in the model or beside it."""
+    is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+    return array_from_tensor(tensor, external_range(tensor, f"tensor {tensor.name!r}", folder) if is_external else None)
+
+
+def _initializers(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for body in all_bodies(model):
+        yield from body.initializer if isinstance(body, onnx.GraphProto) else ()
+
+
+def _has_data(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor has values in the model or beside it."""
+    if tensor.HasField("raw_data") or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return True
+    return len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))) > 0
+
+
+def _check_shadowed(model: onnx.ModelProto, folder: Path, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Refuse an initializer of a subgraph that hides another tensor of its name: ONNX forbids it, and onnx-graphsurgeon
+    reads the outer one. A copy of the outer one, which onnx-graphsurgeon writes, is harmless.
+    """
+
+    def check(body: Body, scopes: tuple[dict[str, onnx.TensorProto | None], ...]) -> None:
+        initializers = list(body.initializer) if isinstance(body, onnx.GraphProto) else []
+        for tensor in initializers:
+            scope = next((scope for scope in reversed(scopes) if tensor.name in scope), {tensor.name: tensor})
+            hidden = scope[tensor.name]
+            if hidden is None or (hidden is not tensor and not is_same(hidden, tensor)):
+                raise InputError(
+                    f"initializer {tensor.name!r} of subgraph {body.name!r} has the name of another tensor around it",
+                    "they have different values, and ONNX wants one name for one tensor",
+                    "rename one of them, or export the model again",
+                )
+        ports = body.input if isinstance(body, onnx.FunctionProto) else [port.name for port in body.input]
+        names = [*ports, *(name for node in body.node for name in node.output)]
+        known = {**dict.fromkeys(names), **{tensor.name: tensor for tensor in initializers}}
+        for node in body.node:
+            for graph in child_graphs(node):
+                check(graph, (*scopes, known))
+
+    def is_same(outer: onnx.TensorProto, inner: onnx.TensorProto) -> bool:
+        if (outer.data_type, list(outer.dims)) != (inner.data_type, list(inner.dims)):
+            return False
+        if outer.data_type == onnx.TensorProto.STRING:
+            return list(outer.string_data) == list(inner.string_data)
+        is_cut = outer.name in weights and not _has_data(outer)
+        values = weights[outer.name] if is_cut else _values_of(outer, folder)
+        return values.tobytes() == _values_of(inner, folder).tobytes()
+
+    for body in (model.graph, *model.functions):
+        check(body, ())
 
 
 def _stored_constants(graph: gs.Graph) -> Iterator[gs.Constant]:
@@ -205,7 +262,8 @@ def _inline_weights(model: onnx.ModelProto, inline: Mapping[str, Span], data: by
     """The large weights as arrays over the file's bytes, which are not copied."""
     weights = {}
     for tensor in model.graph.initializer:
-        if tensor.name in inline:
+        # Text, and what is stored beside the file, has no raw data to ONNX.
+        if tensor.name in inline and not _has_data(tensor) and tensor.data_type != onnx.TensorProto.STRING:
             span = inline[tensor.name]
             weights[tensor.name] = array_from_bytes(
                 tensor, memoryview(data)[span.offset : span.offset + span.num_bytes]
@@ -216,8 +274,9 @@ def _inline_weights(model: onnx.ModelProto, inline: Mapping[str, Span], data: by
 def _check_tensors(model: onnx.ModelProto, inline: Mapping[str, Span], path: Path, limits: Limits) -> dict[str, Path]:
     """Check every stored tensor; gives the external files by location."""
     files: dict[str, Path] = {}
+    cut = {id(tensor): tensor for tensor in model.graph.initializer if tensor.name in inline}
     for place, tensor in all_tensors(model):
-        span = inline.get(tensor.name) if place.startswith("initializer") else None
+        span = inline[tensor.name] if id(tensor) in cut else None
         check_tensor(tensor, place, limits, None if span is None else span.num_bytes)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")

@@ -80,6 +80,12 @@ def check_tensor(tensor: TensorProto, place: str, limits: Limits, num_cut_bytes:
             "the file is damaged, or newer than the installed onnx package",
             "export the model again, or update onnx",
         )
+    if tensor.HasField("segment"):
+        raise InputError(
+            f"{place} is one segment of a larger tensor",
+            f"it has elements {tensor.segment.begin} to {tensor.segment.end}; nothing says where the others are",
+            "save the model with whole tensors",
+        )
     if len(tensor.dims) > limits.tensor_dims:
         raise InputError(
             f"{place} has {len(tensor.dims)} dims",

@@ -25,6 +25,8 @@ _GRAPH = 7
 _INITIALIZER = 5
 _RAW_DATA = 9
 _NAME = 8
+# Values in a typed field, beside the file, or elsewhere in a segment: such a tensor stays whole.
+_OTHER_DATA = frozenset((3, 4, 5, 6, 7, 10, 11, 13))
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # Wire type of each field of a ModelProto.
 _MODEL_FIELDS = {
@@ -153,11 +155,12 @@ def _split_graph(view: memoryview, graph: _Field, min_bytes: int, weights: dict[
             continue
         inner = list(_fields(view, field.content, field.end))
         raw = [entry for entry in inner if entry.number == _RAW_DATA and entry.wire_type == _BYTES]
-        names = [bytes(view[entry.content : entry.end]) for entry in inner if entry.number == _NAME]
-        if len(raw) != 1 or raw[0].end - raw[0].content < min_bytes:
+        names = [entry for entry in inner if entry.number == _NAME and entry.wire_type == _BYTES]
+        has_other_data = any(entry.number in _OTHER_DATA for entry in inner)
+        if len(raw) != 1 or raw[0].end - raw[0].content < min_bytes or has_other_data:
             parts.append(view[field.start : field.end])
             continue
-        name = names[-1].decode("utf-8", "strict") if names else ""
+        name = bytes(view[names[-1].content : names[-1].end]).decode("utf-8", "strict") if names else ""
         if not name or name in weights:
             raise WireError(f"two initializers are called {name!r}" if name else "an initializer has no name")
         weights[name] = Span(raw[0].content, raw[0].end - raw[0].content)

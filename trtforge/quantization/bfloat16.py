@@ -22,8 +22,13 @@ from trtforge.quantization.op_types import BFLOAT16
 _EXACT_OPS = LAYOUT_OPS | {"Where"}
 
 
+def uses_bfloat16(graph: gs.Graph) -> bool:
+    """True when a tensor of a graph is bfloat16: `cast_graph` made it so, or its source is."""
+    return any(_is_bfloat16(tensor) for node in graph.nodes for tensor in (*node.inputs, *node.outputs))
+
+
 def emulate_bfloat16(graph: gs.Graph) -> gs.Graph:
-    """The twin of a graph that `cast_graph` cast to bfloat16; the graph itself is left as it is.
+    """The twin of a graph that uses bfloat16; the graph itself is left as it is.
 
     Args:
         graph: its inputs and outputs have other types than bfloat16.

@@ -232,7 +232,7 @@ def test_help_and_import_load_no_heavy_package() -> None:
 @pytest.fixture
 def running_build(project: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A build in its own process, once its builder child runs."""
-    slow = "import time, trtforge.job as p; old = p.verify_build\n"
+    slow = "import time, trtforge.acceptance as p; old = p.verify_build\n"
     slow += "def wait(*a):\n    time.sleep(60)\n    return old(*a)\n"
     slow += "p.verify_build = wait\nfrom trtforge.cli.app import main; main()"
     command = [sys.executable, "-c", slow, "build", "encoder.onnx", "--int8"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_graphsurgeon as gs
@@ -73,16 +72,10 @@ def damaged_files(directory: Path, manifest: Manifest) -> list[str]:
     return bad
 
 
-def describe_files(directory: Path, known: Mapping[str, FileInfo] | None = None) -> dict[str, FileInfo]:
-    """Hash and size of every file that is used further, by name; logs and reports are for reading only.
-
-    Args:
-        directory: the folder.
-        known: files that were described before and have not changed since.
-    """
-    known = known or {}
+def describe_files(directory: Path) -> dict[str, FileInfo]:
+    """Hash and size of every file that is used further, by name; logs and reports are for reading only."""
     return {
-        path.name: known.get(path.name) or FileInfo(sha256=sha256_of_file(path), bytes=path.stat().st_size)
+        path.name: FileInfo(sha256=sha256_of_file(path), bytes=path.stat().st_size)
         for path in sorted(directory.iterdir())
         if path.is_file() and path.name not in _FOR_READING
     }

@@ -8,6 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from trtforge import __version__
 from trtforge.backends.base import Backend
@@ -32,11 +33,13 @@ from trtforge.manifest import (
     RangeInfo,
 )
 from trtforge.profile import Profile, ProfileSet, ShapeRange
-from trtforge.quantization.placement import Placement
 from trtforge.quantization.table import CalibrationTable
 from trtforge.spec import BuildSpec
 from trtforge.stages import Lowered, Prepared
 from trtforge.target import Target
+
+if TYPE_CHECKING:
+    from trtforge.quantization.placement import Placement
 
 # Packages whose version can change an artifact.
 _PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes", "polygraphy")

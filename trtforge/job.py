@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtforge import __version__, artifact, describe, stages
-from trtforge.acceptance import verify_build
 from trtforge.backends.base import Backend, BuildRequest
 from trtforge.backends.base import BuildResult as EngineResult
 from trtforge.graph.load import LoadedModel
@@ -28,12 +29,13 @@ from trtforge.manifest import (
     ModelInfo,
 )
 from trtforge.progress import Event, Reporter, Stopwatch
-from trtforge.quantization.placement import Placement
 from trtforge.quantization.table import CalibrationTable
-from trtforge.report import render_report
 from trtforge.spec import BuildSpec
 from trtforge.staging import Staging
 from trtforge.target import Target
+
+if TYPE_CHECKING:
+    from trtforge.quantization.placement import Placement
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ class Job:
             if table is not None:
                 (staging.directory / TABLE_NAME).write_text(table.to_json())
         engine, files = self._build_engine(tools, prepared)
+        from trtforge.acceptance import verify_build
+        from trtforge.report import render_report
+
         with self.watch.stage("verify") as note:
             parity = verify_build(spec, self.inputs, prepared, lowered, model, staging.work, note)
         with self.watch.stage("write"):
@@ -129,7 +134,7 @@ class Job:
         return manifest
 
     def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
-        """Build the engine; shapes are inferred and the files that are there already are hashed in the meantime."""
+        """Build the engine, and meanwhile do what needs none: load the later stages, infer shapes, hash files."""
         folder = tools.staging.directory
         with self.watch.stage("build") as note:
             request = BuildRequest(
@@ -138,13 +143,17 @@ class Job:
             building = tools.pool.submit(
                 tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
             )
+            for later_stage in ("trtforge.acceptance", "trtforge.report"):
+                importlib.import_module(later_stage)
             with OnnxNative() as native:
                 prepared.infer_shapes(native)
             files = artifact.describe_files(folder)
             files.pop(ENGINE_NAME, None)  # which may be half written
             engine = building.result()
             tools.pool.submit(tools.worker.close)  # its memory takes a while to be freed
-            return engine, artifact.describe_files(folder, known=files)
+            size = (folder / ENGINE_NAME).stat().st_size
+            files[ENGINE_NAME] = FileInfo(sha256=engine.engine_sha256, bytes=size)
+            return engine, dict(sorted(files.items()))
 
     def prepare(self, native: OnnxNative) -> stages.Prepared:
         """Normalise the graph."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import pydantic
 
 from trtforge.errors import ChildDiedError
@@ -16,6 +18,7 @@ class BuildAnswer(FileModel):
         layers: the engine-layer message; empty where the builder logged none.
         ports: names of the inputs and outputs.
         nodes, tensors: original name by short name.
+        engine_sha256: of the engine; a wrong one shows when the artifact is next checked.
         build_s: seconds in the builder.
         version: of the builder.
     """
@@ -24,6 +27,7 @@ class BuildAnswer(FileModel):
     ports: list[str]
     nodes: dict[str, str]
     tensors: dict[str, str]
+    engine_sha256: Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
     build_s: float
     version: str
 

@@ -51,12 +51,14 @@ class BuildResult:
 
     Attributes:
         engine: the file.
+        engine_sha256: of its bytes, taken while it was written.
         plan: its kernels, with the model's own names.
         build_s: seconds in the builder, parsing included.
         backend_version: version of the builder.
     """
 
     engine: Path
+    engine_sha256: str
     plan: EnginePlan
     build_s: float
     backend_version: str

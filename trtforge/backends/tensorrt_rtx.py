@@ -73,7 +73,7 @@ class TensorRtRtxBackend:
             worker.close()
             raise
         plan = parse_plan(answer.layers, answer.ports, answer.nodes, answer.tensors)
-        return BuildResult(request.engine, plan, answer.build_s, answer.version)
+        return BuildResult(request.engine, answer.engine_sha256, plan, answer.build_s, answer.version)
 
 
 def _shapes_of_profile(profile: Profile) -> dict[str, dict[str, list[list[int]]]]:

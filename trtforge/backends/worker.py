@@ -10,12 +10,14 @@ the build log: one message per line, `[V] text`, further lines of a message inde
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import mmap
 import os
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -133,8 +135,9 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
     except PolygraphyException as err:
         raise error_from_refusal(Refusal(log.errors or [str(err)]), names) from err
     build_s = time.monotonic() - start
-    _write_engine(Path(meta["engine"]), memoryview(engine))
+    engine_sha256 = _write_engine(Path(meta["engine"]), memoryview(engine))
     answer = {"layers": log.layers, "ports": ports, "nodes": names.nodes, "tensors": names.tensors}
+    answer |= {"engine_sha256": engine_sha256}
     return answer | {"build_s": build_s, "version": trt.__version__}, {}
 
 
@@ -227,10 +230,13 @@ def _make_config(builder: Any, network: Any, meta: Meta, progress: Progress) -> 
     return config
 
 
-def _write_engine(path: Path, engine: memoryview) -> None:
+def _write_engine(path: Path, engine: memoryview) -> str:
+    """Write the engine, and hash it on another core meanwhile."""
     try:
-        with path.open("wb") as file:
+        with ThreadPoolExecutor(1) as pool, path.open("wb") as file:
+            digest = pool.submit(hashlib.sha256, engine)
             file.write(engine)
+            return digest.result().hexdigest()
     except OSError as err:
         raise UnavailableError(
             f"the engine cannot be written to {path}",

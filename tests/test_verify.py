@@ -48,7 +48,7 @@ def altered(model: Path, change: Callable[[onnx.ModelProto], None], name: str = 
     change(proto)
     path = model.with_name(f"{name}.onnx")
     onnx.save(proto, path)
-    return Candidate(name, f"{name} graph", path, as_written=True)
+    return Candidate(name, f"{name} graph", path)
 
 
 def scale_weight(name: str, factor: float) -> Callable[[onnx.ModelProto], None]:
@@ -205,7 +205,7 @@ def test_a_metric_needs_batches_of_one_shape(tmp_path: Path, metric: Callable[[s
     dataset = dataset_of(*batches, specs=(TensorSpec("x", "float32", ("b", "n")),))
     with pytest.raises(InputError, match="--metric needs batches of one shape"):
         score(path, [], plan_runs(dataset, 2, 2), metric("return 1"), tmp_path, lambda _: None)
-    candidates = [Candidate("candidate", "built", path, as_written=True)]
+    candidates = [Candidate("candidate", "built", path)]
     scores = score(path, candidates, plan_runs(dataset, 2, 2), None, tmp_path, lambda _: None)
     assert scores["candidate"].batches[0].outputs["y"].cosine == 1.0
 
@@ -224,7 +224,7 @@ def test_a_graph_with_a_batch_size_baked_in_shows_at_batch_1(tmp_path: Path) -> 
     text = "g (float[b, 4] x) => (float[p, 4] y) { y = Reshape(x, s) }"
     path = save_onnx(tmp_path / "m.onnx", text, s=np.array([0, 4]))
     broken = save_onnx(tmp_path / "broken.onnx", text, s=np.array([8, 4]))
-    candidates = [Candidate("candidate", "built", broken, as_written=True)]
+    candidates = [Candidate("candidate", "built", broken)]
     with pytest.raises(InputError, match=r"ONNX Runtime cannot run the model on x \[1, 4\]"):
         score(path, candidates, plan_runs(data(16), 8, 1), None, tmp_path, lambda _: None)
 
@@ -238,7 +238,7 @@ def test_a_graph_with_a_batch_size_baked_in_shows_at_batch_1(tmp_path: Path) -> 
 )
 def test_outputs_that_a_pass_changed_are_a_defect(mlp: Path, tmp_path: Path, text: str, why: str) -> None:
     path = save_onnx(tmp_path / "c.onnx", text, axis=np.array([1]))
-    candidates = [Candidate("candidate", "built graph", path, as_written=True)]
+    candidates = [Candidate("candidate", "built graph", path)]
     with pytest.raises(InternalError, match="the built graph does not match the source model") as caught:
         score(mlp, candidates, plan_runs(data(4), 4, 4), None, tmp_path, lambda _: None)
     assert why in caught.value.why

@@ -78,7 +78,7 @@ def verify_build(
     if lowered.qdq is not None:
         plain, path = lower(prepared.graph, spec.precision, None, None), work / "before_qdq.onnx"
         save_for_onnxruntime(plain.graph, path)
-        candidates.append(Candidate(BEFORE_QDQ, "graph before Q/DQ", path, as_written=True))
+        candidates.append(Candidate(BEFORE_QDQ, "graph before Q/DQ", path))
     exact = work / FP32_NAME
     if not exact.exists():
         save_for_onnxruntime(prepared.graph, exact)
@@ -95,10 +95,10 @@ def verify_build(
 def _candidate(graph: gs.Graph, model: Path, work: Path) -> Candidate:
     """A built graph to judge: its own file, or a twin of it where it uses bf16."""
     if not uses_bfloat16(graph):
-        return Candidate(CANDIDATE, BUILT_GRAPH, model, as_written=True)
+        return Candidate(CANDIDATE, BUILT_GRAPH, model)
     twin = work / "candidate.onnx"
     save_for_onnxruntime(graph, twin)
-    return Candidate(CANDIDATE, EMULATED_GRAPH, twin, as_written=True)
+    return Candidate(CANDIDATE, EMULATED_GRAPH, twin)
 
 
 @contextmanager

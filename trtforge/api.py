@@ -1,9 +1,11 @@
-"""The commands as typed functions.
+"""The commands as typed functions:
 
-import trtforge
+    import trtforge
 
-result = trtforge.build("model.onnx", precision="int8", calib="calibration.npz")
-result.manifest.precision.gemm_flops_fraction["int8"]
+    result = trtforge.build("model.onnx", precision="int8", calib="calibration.npz")
+    result.manifest.precision.gemm_flops_fraction["int8"]
+
+Options that a call leaves out have the command line's defaults.
 """
 
 from __future__ import annotations

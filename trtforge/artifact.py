@@ -81,7 +81,7 @@ def describe_files(directory: Path) -> dict[str, FileInfo]:
     }
 
 
-def commit(staging: Staging, inputs_sha256: str, force: bool) -> Manifest | None:
+def commit(staging: Staging, inputs_sha256: str, force: bool, limits: Limits = DEFAULT_LIMITS) -> Manifest | None:
     """Put the staged artifact in its place.
 
     Returns:
@@ -91,7 +91,7 @@ def commit(staging: Staging, inputs_sha256: str, force: bool) -> Manifest | None
         InputError: a different one was put there in the meantime, and `force` is not given.
     """
     with locked(staging.target.parent):
-        other = find_artifact(staging.target, inputs_sha256, force)
+        other = find_artifact(staging.target, inputs_sha256, force, limits)
         if other is None:
             put_in_place(staging)
     return other

@@ -97,7 +97,7 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
             if found is not None:
                 return _result(spec, found, reused=True)
             manifest = job.run(BuildTools(backend, target, staging, worker, pool), identity)
-        other = commit(staging, identity, spec.force)
+        other = commit(staging, identity, spec.force, spec.limits)
     if other is not None:
         job.warn("another build finished the same artifact first; this one was dropped")
     return _result(spec, other or manifest, reused=other is not None)

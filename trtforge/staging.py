@@ -172,7 +172,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait: bool = True) -> Iterator[int]:
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Hold the lock of a folder; the kernel frees it when the process ends.
 
     Raises:
@@ -181,7 +181,7 @@ def locked(folder: Path, wait: bool = True) -> Iterator[int]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield handle
+        yield
     finally:
         os.close(handle)
 

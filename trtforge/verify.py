@@ -38,13 +38,11 @@ class Candidate:
         name: "candidate" or "before_qdq".
         label: how progress notes call it.
         path: its ONNX file.
-        as_written: run with graph optimisation off.
     """
 
     name: str
     label: str
     path: Path
-    as_written: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ def score(
                 exact.add(batch, outputs)
     result = {"fp32": Scores((), exact.result(exact))}
     for candidate in candidates:
-        model.load(candidate.path, as_written=candidate.as_written)
+        model.load(candidate.path, as_written=True)
         result[candidate.name] = _score_one(model, candidate, runs, spools, exact, report)
     return result
 

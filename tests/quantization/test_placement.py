@@ -172,7 +172,7 @@ def test_later_conv_with_few_channels_stays_float():
 def test_product_of_two_activations_stays_float():
     graph = graph_from_text("g (float[b, 32, 32] q, float[b, 32, 32] k) => (y) { [qk] y = MatMul(q, k) }")
     assert reason_of(graph) == (
-        "both inputs are activations; quantizing an attention product would end its fusion into one kernel"
+        "both inputs are activations; Q/DQ on an attention product can end its fusion into one kernel"
     )
 
 

@@ -98,14 +98,12 @@ def print_summary(result: BuildResult) -> None:
         ("accuracy", f"{verdict}; {parity.candidate} against {parity.reference}" if parity.verified else verdict),
     ]
     for name, output in parity.outputs.items():
-        rows.append(
-            ("", f"{plain(name)}: cosine {output.cosine:.5f} (min {output.cosine_min:.5f}), budget {parity.budget}")
-        )
+        rows.append(("", f"{name}: cosine {output.cosine:.5f} (min {output.cosine_min:.5f}), budget {parity.budget}"))
     for name, values in parity.metrics.items():
-        rows.append(("", f"{plain(name)}: " + ", ".join(f"{key} {value:.4f}" for key, value in values.items())))
+        rows.append(("", f"{name}: " + ", ".join(f"{key} {value:.4f}" for key, value in values.items())))
     for node in parity.worst_nodes:
         shown = "not finite" if node.sqnr_db is None else f"{node.sqnr_db:.1f} dB"
-        rows.append(("", f"worst node {plain(node.node)}: {shown}"))
+        rows.append(("", f"worst node {node.node}: {shown}"))
     rows.append(("time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in m.timings_s.items())))
     print_table(rows)
 

@@ -51,7 +51,7 @@ def command(
     rows = [("tensor", "amax", "max/rms")]
     for name, entry in table.tensors.items():
         spread = max(abs(entry.min), abs(entry.max)) / entry.rms if entry.rms else 0.0
-        rows.append((plain(name), f"{entry.amax:.4g}", f"{spread:.1f}"))
+        rows.append((name, f"{entry.amax:.4g}", f"{spread:.1f}"))
     print_table(rows)
     sys.stdout.write(f"  {table.method}, {table.samples} samples\n")
     return 0

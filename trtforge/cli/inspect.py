@@ -50,8 +50,8 @@ def command(
 def _print_model(model: ModelDescription) -> None:
     sys.stdout.write(f"{plain(model.name)}: opset {model.opset}, {model.num_nodes} nodes, ")
     sys.stdout.write(f"{format_bytes(model.weight_bytes)} of weights, sha256 {model.sha256[:12]}\n")
-    print_table([("input", plain(spec.describe())) for spec in model.inputs])
-    print_table([("output", plain(spec.describe())) for spec in model.outputs])
+    print_table([("input", spec.describe()) for spec in model.inputs])
+    print_table([("output", spec.describe()) for spec in model.outputs])
     print_table([(op, str(count)) for op, count in model.ops.items()])
     for finding in model.findings:
         sys.stdout.write(f"  {finding.severity} {finding.rule}: {plain(finding.node)}: {plain(finding.what)}\n")
@@ -64,13 +64,13 @@ def _print_artifact(path: Path, m: Manifest) -> None:
     print_summary(BuildResult(path, m, reused=False, passed=m.parity.passed is not False))
     if m.precision.kept_float:
         sys.stdout.write("kept float:\n")
-        print_table([(plain(entry.node), plain(entry.reason)) for entry in m.precision.kept_float])
+        print_table([(entry.node, entry.reason) for entry in m.precision.kept_float])
     sys.stdout.write("plan:\n")
     rows = [("#", "type", "operands", "kernel", "ONNX nodes")]
     for index, layer in enumerate(m.plan.layers):
         operands = " x ".join(tensor.dtype for tensor in layer.inputs[:2])
-        nodes = ", ".join(plain(node) for node in layer.onnx_nodes)
-        rows.append((str(index), layer.type, operands, _cut(plain(layer.name)), _cut(nodes)))
+        nodes = ", ".join(layer.onnx_nodes)
+        rows.append((str(index), layer.type, operands, _cut(layer.name), _cut(nodes)))
     print_table(rows)
 
 

@@ -61,5 +61,5 @@ def command(
         return 0
     sys.stdout.write(f"{plain(str(path))}\n  {len(result.qdq.nodes)} nodes quantized, {len(kept)} kept float\n")
     if kept:
-        print_table([(plain(entry["node"]), plain(entry["reason"])) for entry in kept])
+        print_table([(entry["node"], entry["reason"]) for entry in kept])
     return 0

@@ -48,7 +48,7 @@ def command(
         for name, output in parity.outputs.items():
             shown = "-" if output.sqnr_db is None else f"{output.sqnr_db:.1f} dB"
             rows.append(
-                (plain(name), f"{output.cosine:.5f}", f"{output.cosine_min:.5f}", shown, f"{output.max_abs_error:.3g}")
+                (name, f"{output.cosine:.5f}", f"{output.cosine_min:.5f}", shown, f"{output.max_abs_error:.3g}")
             )
         print_table(rows)
         for name, values in parity.metrics.items():

@@ -15,6 +15,7 @@ import pydantic
 
 from trtforge.errors import InputError
 from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.recipe import CalibrationMethod
 from trtforge.textfile import FileModel, parse_json, read_text, validate
 
 Sha256 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
@@ -45,7 +46,7 @@ class CalibrationTable(FileModel):
 
     Attributes:
         method: how amax was chosen.
-        percentile: the percentile used, null for minmax.
+        percentile: the percentile used, null for other methods.
         samples: calibration samples seen.
         model_sha256: of the source model, external data included.
         data_sha256: of the calibration data.
@@ -54,7 +55,7 @@ class CalibrationTable(FileModel):
     """
 
     schema_version: Literal[1] = 1
-    method: Literal["minmax", "percentile"]
+    method: CalibrationMethod
     percentile: float | None = None
     samples: Annotated[int, pydantic.Field(ge=1)]
     model_sha256: Sha256

@@ -8,8 +8,9 @@ import onnx
 import pytest
 from support import save_onnx
 
+from trtforge import reference
 from trtforge.errors import InputError
-from trtforge.reference import ReferenceModel
+from trtforge.reference import CPU, CUDA, ReferenceModel, choose_providers
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -135,3 +136,64 @@ def test_paths_need_not_be_utf8(mlp: Path, tmp_path: Path, folder: bool) -> None
     path.write_bytes(mlp.read_bytes())
     with ReferenceModel(path) as model, ReferenceModel(mlp) as plain:
         assert model.outputs == plain.outputs
+
+
+@pytest.mark.parametrize(
+    ("available", "use_gpu", "chosen"),
+    [
+        ([CPU], True, [CPU]),
+        (["AzureExecutionProvider", CPU], True, [CPU]),
+        (["TensorrtExecutionProvider", CUDA, CPU], True, [CUDA, CPU]),
+        (["TensorrtExecutionProvider", CUDA, CPU], False, [CPU]),
+    ],
+)
+def test_cuda_is_chosen_only_where_it_is_there_and_wanted(
+    available: list[str], use_gpu: bool, chosen: list[str]
+) -> None:
+    providers = choose_providers(available, use_gpu)
+    assert [entry if isinstance(entry, str) else entry[0] for entry in providers] == chosen
+
+
+def test_cuda_computes_fp32_without_tf32() -> None:
+    assert choose_providers([CUDA, CPU], True)[0] == (CUDA, {"use_tf32": "0"})
+
+
+def test_a_model_says_what_runs_it(mlp: Path) -> None:
+    with ReferenceModel(mlp, use_gpu=True) as model:
+        assert (model.provider, model.gpu_failure) == (CPU, "")
+        assert model.version
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_cuda_provider_that_does_not_start_is_given_up_with_its_reason(
+    mlp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the provider is not even there: ONNX Runtime warns and goes on, as where CUDA's libraries are missing."""
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(reference, "_session", None)
+    monkeypatch.chdir(mlp.parent)
+    request = {"path": str(mlp), "taps": [], "as_written": False, "use_gpu": True}
+    answer, _ = reference.SERVICE["load"](request, {}, lambda _: None)
+    assert answer["provider"] == CPU
+    assert answer["gpu_failure"]
+    assert reference.SERVICE["run"]({"outputs": None}, {"x": X}, lambda _: None)[1]["scores"].shape == (3, 3)
+
+
+def test_graphs_as_written_never_ask_for_a_gpu(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
+
+    class Recorder:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def call(self, _: str, meta: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+            requests.append(meta)
+            return {"outputs": [], "provider": CPU, "version": "", "gpu_failure": ""}, {}
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(reference, "Child", Recorder)
+    with ReferenceModel(mlp, as_written=True, use_gpu=True) as model:
+        model.load(mlp)
+    assert [request["use_gpu"] for request in requests] == [False, False]

@@ -127,3 +127,148 @@ def test_quantile_one_is_amax():
 def test_rms_follows_the_values():
     values = normal(50_000, scale=3.0)
     assert observer_of(values).rms == pytest.approx(float(np.sqrt(np.mean(values**2))), rel=1e-3)
+
+
+def channels_of(observer):
+    return observer.channel_min, observer.channel_max, observer.channel_mean, observer.channel_mean_square
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((2, 50, 96), -1),
+        ((2, 50, 96), 2),
+        ((40, 7), -1),
+        ((3, 20, 9, 11), 1),
+        ((1, 3, 400, 500), 1),
+        ((1, 300, 40, 40), 1),
+        ((96, 50), -2),
+        ((5,), -1),
+        ((4, 8, 1), 1),
+        ((1000, 700), -1),
+    ],
+)
+def test_channel_statistics_are_exact(shape, axis):
+    values = normal(*shape) + np.float32(0.5)
+    observer = StreamingObserver(axis)
+    observer.update(values)
+    others = tuple(a for a in range(len(shape)) if a != axis % len(shape))
+    exact = values.astype(np.float64)
+    assert np.array_equal(observer.channel_min, values.min(axis=others))
+    assert np.array_equal(observer.channel_max, values.max(axis=others))
+    np.testing.assert_allclose(observer.channel_mean, exact.mean(axis=others), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(observer.channel_mean_square, (exact**2).mean(axis=others), rtol=1e-12)
+    assert all(array.dtype == np.float64 for array in channels_of(observer))
+
+
+@pytest.mark.parametrize("axis", [None, -1, 1])
+def test_everything_else_is_the_same_with_and_without_channels(axis):
+    values = normal(3, 40, 300, scale=7.0)
+    values[0, 0, 0] = np.nan
+    plain, observer = observer_of(values), StreamingObserver(axis)
+    observer.update(values)
+    assert np.array_equal(plain.histogram, observer.histogram)
+    for name in ("count", "num_non_finite", "minimum", "maximum", "limit"):
+        assert getattr(plain, name) == getattr(observer, name)
+
+
+def test_channel_statistics_do_not_depend_on_batching_or_order():
+    values = normal(64, 10, 32)
+    whole, pieces = StreamingObserver(-1), StreamingObserver(-1)
+    whole.update(values)
+    for piece in np.array_split(values[::-1], 7):
+        pieces.update(piece)
+    for one, other in zip(channels_of(whole), channels_of(pieces), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_values_that_are_not_finite_are_left_out_of_their_channel():
+    values = np.array([[1.0, -np.inf, np.nan], [3.0, 5.0, np.inf]], np.float32)
+    observer = StreamingObserver(-1)
+    observer.update(values)
+    assert (observer.count, observer.num_non_finite, observer.amax) == (3, 3, 5.0)
+    assert observer.channel_min.tolist() == [1.0, 5.0, 0.0]
+    assert observer.channel_max.tolist() == [3.0, 5.0, 0.0]
+    assert observer.channel_mean.tolist() == [2.0, 5.0, 0.0]
+    assert observer.channel_mean_square.tolist() == [5.0, 25.0, 0.0]
+
+
+@pytest.mark.parametrize("later", [(2, 6), (), (7,)])
+def test_changed_number_of_channels_ends_their_statistics_and_nothing_else(later):
+    observer = StreamingObserver(1)
+    observer.update(normal(4, 5))
+    assert len(observer.channel_min) == 5
+    observer.update(np.ones(later, np.float32))
+    observer.update(normal(4, 5))
+    assert channels_of(observer) == (None,) * 4
+    assert observer.count == 40 + np.ones(later).size
+
+
+def test_without_an_axis_or_before_the_first_value_there_are_no_channels():
+    assert channels_of(observer_of(normal(3, 4))) == (None,) * 4
+    observer = StreamingObserver(-1)
+    observer.update(np.zeros((0, 7), np.float32))
+    assert channels_of(observer) == (None,) * 4
+    observer.update(normal(2, 4))
+    assert len(observer.channel_mean) == 4
+
+
+def test_large_values_do_not_overflow_the_mean_square():
+    observer = StreamingObserver(-1)
+    observer.update(np.full((3, 2), 1e30, np.float32))
+    np.testing.assert_allclose(observer.channel_mean_square, np.float64(np.float32(1e30)) ** 2)
+
+
+@pytest.mark.parametrize("axis", [None, -1])
+def test_restored_observer_goes_on_as_if_nothing_had_happened(axis):
+    first, second = normal(5, 6, scale=3.0), normal(7, 6, seed=1, scale=90.0)
+    whole, begun, resumed = (StreamingObserver(axis) for _ in range(3))
+    for array in (first, second):
+        whole.update(array)
+    begun.update(first)
+    resumed.restore(begun.state())
+    resumed.update(second)
+    expected, actual = whole.state(), resumed.state()
+    assert expected.keys() == actual.keys()
+    assert all(np.array_equal(expected[name], actual[name]) for name in expected)
+    assert begun.count == 30
+
+
+def test_restored_observer_shares_nothing_with_the_state():
+    observer, resumed = StreamingObserver(-1), StreamingObserver(-1)
+    observer.update(normal(5, 6))
+    before = {name: array.copy() for name, array in observer.state().items()}
+    resumed.restore(observer.state())
+    resumed.update(normal(5, 6))
+    assert all(np.array_equal(before[name], array) for name, array in observer.state().items())
+
+
+def test_ended_channel_statistics_stay_ended_after_restoring():
+    observer, resumed = StreamingObserver(-1), StreamingObserver(-1)
+    observer.update(normal(2, 3))
+    observer.update(normal(2, 4))
+    resumed.restore(observer.state())
+    resumed.update(normal(2, 4))
+    assert resumed.channel_min is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"counts": np.zeros(4, np.int32)},
+        {"counts": np.zeros(3, np.int64)},
+        {"counts": np.array([-1, 0, 0, 1])},
+        {"counts": np.array([18, 0, 2000, 1])},
+        {"histogram": np.zeros(NUM_BINS, np.int64)},
+        {"histogram": np.zeros(5, np.int64)},
+        {"extremes": np.array([np.nan, 1.0])},
+        {"channel_total": np.zeros(4)},
+        {"channel_count": np.full(6, -1)},
+        {"channel_minimum": np.full(6, np.nan)},
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(damage):
+    observer = StreamingObserver(-1)
+    observer.update(normal(3, 6))
+    with pytest.raises(ValueError, match=r"\w"):
+        StreamingObserver(-1).restore(observer.state() | damage)

@@ -35,41 +35,32 @@ def plain(name: str) -> str:
 
 @contextmanager
 def progress_reporter() -> Iterator[Callable[[Event], None]]:
-    """A reporter that shows stage and elapsed time on a terminal; warnings always show.
+    """A reporter that shows stage, elapsed time and, where work is counted, a bar, rate and time left on a terminal.
 
-    What the user's own functions print goes to stderr meanwhile: stdout carries the result alone.
+    Warnings and notices show everywhere. What the user's own functions print goes to stderr meanwhile: stdout carries
+    the result alone.
     """
     with redirect_stdout(sys.stderr):
         if not sys.stderr.isatty():
-            yield _warn_only
+            yield _report_lines
             return
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from trtforge.cli.progress_bar import terminal_reporter
 
-        console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            stage = ""
-            task = progress.add_task("", start=True)
-
-            def report(event: Event) -> None:
-                nonlocal stage
-                raise_if_arrived()
-                if event.level == "warning":
-                    console.print(f"warning: {plain(event.detail)}", markup=False, highlight=False)
-                    return
-                if event.stage != stage:
-                    stage = event.stage
-                    progress.reset(task)
-                progress.update(task, description=f"{event.stage} {plain(event.detail)}".strip())
-
+        with terminal_reporter() as report:
             yield report
 
 
-def _warn_only(event: Event) -> None:
+def message(event: Event) -> str:
+    """The line of a warning or notice; empty for mere progress."""
+    if event.level == "progress":
+        return ""
+    return f"{'warning' if event.level == 'warning' else event.stage}: {plain(event.detail)}"
+
+
+def _report_lines(event: Event) -> None:
     raise_if_arrived()
-    if event.level == "warning":
-        sys.stderr.write(f"warning: {plain(event.detail)}\n")
+    if line := message(event):
+        sys.stderr.write(f"{line}\n")
 
 
 def format_bytes(size: int) -> str:

@@ -1,0 +1,59 @@
+"""Rules that a graph keeps before it goes to a builder, and repairs (TensorRT's Q/DQ rules, tried with RTX 1.7).
+
+An "error" is what the parser rejects, or what it accepts and then computes something else than ONNX says. A "warning"
+costs speed or accuracy. One function per rule; `RULES` is the registry. `fix` mends what it can, in steps that do not
+follow the rules one by one: one change often mends several findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+import onnx_graphsurgeon as gs
+
+from trtforge.graph.lint import operators, rules, structure
+from trtforge.graph.lint.findings import Finding, Fixed
+from trtforge.graph.lint.fixer import fix
+
+Rule = Callable[[gs.Graph], Iterator[Finding]]
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "missing-op": operators.missing_op,
+        "dynamic-quantization": operators.dynamic_quantization,
+        "qlinear-op": operators.qlinear_op,
+        "microsoft-qdq": operators.microsoft_qdq,
+        "omitted-zero-point": rules.omitted_zero_point,
+        "nonzero-zero-point": rules.nonzero_zero_point,
+        "unsigned-zero-point": rules.unsigned_zero_point,
+        "unsupported-type": rules.unsupported_type,
+        "invalid-scale": rules.invalid_scale,
+        "activation-scale-per-channel": rules.activation_scale_per_channel,
+        "weight-axis": rules.weight_axis,
+        "scale-type": rules.scale_type,
+        "int32-dequantize": rules.int32_dequantize,
+        "quantized-scalar": rules.quantized_scalar,
+        "layout-between-qdq": structure.layout_between_qdq,
+        "unequal-pair": structure.unequal_pair,
+        "double-qdq": structure.double_qdq,
+        "duplicate-quantize": structure.duplicate_quantize,
+        "lone-quantize": structure.lone_quantize,
+        "float-weight": structure.float_weight,
+        "runtime-scale": rules.runtime_scale,
+    }
+)
+"""Every rule by its name, in the order in which findings are reported."""
+
+
+def lint(graph: gs.Graph) -> list[Finding]:
+    """Everything that breaks a rule, in order of the rules and then of the nodes; subgraphs included."""
+    return [finding for rule in RULES.values() for finding in rule(graph)]
+
+
+def rule_summaries() -> dict[str, str]:
+    """What each rule wants, in one line."""
+    return {name: (rule.__doc__ or "").splitlines()[0] for name, rule in RULES.items()}
+
+
+__all__ = ["RULES", "Finding", "Fixed", "fix", "lint", "rule_summaries"]

@@ -1,0 +1,107 @@
+"""Rules on operators: what TensorRT has no parser for, and how ONNX Runtime spells quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from trtforge.graph.edit import all_graphs, all_nodes, is_onnx_op
+from trtforge.graph.lint.editor import Editor
+from trtforge.graph.lint.findings import Finding
+from trtforge.graph.lint.params import has_input
+from trtforge.graph.lint.qlinear import DYNAMIC_OPS, MICROSOFT, is_quantized_operator, reason_to_leave
+from trtforge.graph.signature import tensor_dtype
+
+QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
+_MISSING_DOMAINS = {
+    "ai.onnx.ml": "classical machine learning operators",
+    MICROSOFT: "ONNX Runtime's own operators",
+}
+
+
+def _is_dynamic(node: gs.Node) -> bool:
+    return node.op in DYNAMIC_OPS and (is_onnx_op(node) or node.domain == MICROSOFT)
+
+
+def missing_op(graph: gs.Graph) -> Iterator[Finding]:
+    """Operators that no TensorRT parser has."""
+    for node in all_nodes(graph):
+        domain = node.domain or ""
+        is_qdq = domain == MICROSOFT and node.op in QDQ_OPS
+        if domain in _MISSING_DOMAINS and not is_qdq and not _is_dynamic(node) and not is_quantized_operator(node):
+            yield Finding(
+                "missing-op",
+                node.name,
+                f"TensorRT has no operator {domain}.{node.op} (node {node.name!r})",
+                f"{domain} holds {_MISSING_DOMAINS[domain]}",
+                "export the model without them, before any ONNX Runtime optimisation",
+                "error",
+            )
+
+
+def dynamic_quantization(graph: gs.Graph) -> Iterator[Finding]:
+    """Scales found anew for every input: TensorRT has no operator for that."""
+    for node in all_nodes(graph):
+        if _is_dynamic(node):
+            yield Finding(
+                "dynamic-quantization",
+                node.name,
+                f"TensorRT has no operator {_full_name(node)} (node {node.name!r})",
+                "it belongs to dynamic quantization, where scales depend on each input; TensorRT's are fixed before",
+                "start from the float model and quantize it with fixed scales: trtforge quantize MODEL --calib DATA",
+                "error",
+            )
+
+
+def qlinear_op(graph: gs.Graph) -> Iterator[Finding]:
+    """Quantized operators (QLinearConv ...), which TensorRT has no parser for."""
+    for node in all_nodes(graph):
+        if is_quantized_operator(node):
+            reason = reason_to_leave(node)
+            yield Finding(
+                "qlinear-op",
+                node.name,
+                f"TensorRT has no operator {_full_name(node)} (node {node.name!r})",
+                "it reads quantization only from Q/DQ pairs around float operators",
+                f"start from the float model and quantize it with Q/DQ ({reason})"
+                if reason
+                else "write it as Q/DQ around the float operator, as trtforge lint --fix does",
+                "error",
+            )
+
+
+def microsoft_qdq(graph: gs.Graph) -> Iterator[Finding]:
+    """Q/DQ in ONNX Runtime's own domain instead of ONNX's."""
+    for node in all_nodes(graph):
+        if node.domain == MICROSOFT and node.op in QDQ_OPS:
+            yield Finding(
+                "microsoft-qdq",
+                node.name,
+                f"{node.op} {node.name!r} is in the domain {MICROSOFT}",
+                "tools that know only ONNX's operators take it for something else; without axis it has one scale",
+                f"use ONNX's own {node.op}, as trtforge lint --fix does",
+                "warning",
+            )
+
+
+def _full_name(node: gs.Node) -> str:
+    return node.op if is_onnx_op(node) else f"{node.domain}.{node.op}"
+
+
+def convert_microsoft_qdq(editor: Editor) -> None:
+    """Step: com.microsoft's Q/DQ become ONNX's where that has the types."""
+    for holder in all_graphs(editor.graph):
+        for node in holder.nodes:
+            if node.domain != MICROSOFT or node.op not in QDQ_OPS:
+                continue
+            if not has_input(node, 0) or not has_input(node, 1) or not node.outputs:
+                continue
+            scale = tensor_dtype(node.inputs[1].dtype)
+            # fp16 scales came to ONNX with opset 19.
+            if scale is None or (scale != np.float32 and editor.graph.opset < 19):
+                continue
+            # Without an axis com.microsoft means one scale, whatever ONNX's default is.
+            node.domain = None
+            editor.record("microsoft-qdq", [node], f"{node.op} of ONNX's own domain; same numbers")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trtforge.errors import InputError, UnavailableError
-from trtforge.target import RTX_COMPUTE_CAPABILITIES, BackendName, Target, rtx_target_from_option
+from trtforge.target import RTX_COMPUTE_CAPABILITIES, BackendName, Target, check_quantization, rtx_target_from_option
 
 
 def test_no_option_means_the_portable_default() -> None:
@@ -62,3 +62,37 @@ def test_turing_with_others_is_refused(gpu: str) -> None:
 
 def test_turing_named_twice_is_turing_alone() -> None:
     assert rtx_target_from_option("sm_75,sm_75").compute_capabilities == (75,)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int8-weights"])
+@pytest.mark.parametrize("cc", RTX_COMPUTE_CAPABILITIES)
+def test_int8_is_for_every_target(quantization: str | None, cc: int) -> None:
+    check_quantization(rtx_target_from_option(f"sm_{cc}"), quantization)
+
+
+@pytest.mark.parametrize(("quantization", "lowest"), [("fp8", 89), ("int4", 80)])
+@pytest.mark.parametrize("cc", RTX_COMPUTE_CAPABILITIES)
+def test_each_format_begins_somewhere(quantization: str, lowest: int, cc: int) -> None:
+    target = rtx_target_from_option(f"sm_{cc}")
+    if cc >= lowest:
+        check_quantization(target, quantization)
+        return
+    with pytest.raises(InputError, match=f"--{quantization} cannot be built for sm_{cc}"):
+        check_quantization(target, quantization)
+
+
+def test_fp8_for_the_default_targets_says_what_to_give() -> None:
+    with pytest.raises(InputError, match="--fp8 cannot be built for sm_80, sm_86") as caught:
+        check_quantization(rtx_target_from_option(None), "fp8")
+    assert "without --gpu an engine is for sm_80, sm_86, sm_89, sm_120" in caught.value.why
+    assert caught.value.fix == "give --gpu sm_89,sm_120, and build with --int8 for the other GPUs"
+
+
+def test_the_targets_that_can_are_kept_in_the_advice() -> None:
+    with pytest.raises(InputError) as caught:
+        check_quantization(rtx_target_from_option("sm_86,sm_121"), "fp8")
+    assert caught.value.fix.startswith("give --gpu sm_121, ")
+    assert "without --gpu" not in caught.value.why
+    with pytest.raises(InputError) as caught:
+        check_quantization(rtx_target_from_option("sm_75"), "int4")
+    assert caught.value.fix == "give --gpu sm_80,sm_86,sm_89,sm_120, and build with --int8-weights for the other GPUs"

@@ -16,50 +16,81 @@ FLOAT_DTYPES: dict[FloatType, Literal["float32", "float16", "bfloat16"]] = {
     "fp16": "float16",
     "bf16": "bfloat16",
 }
-# Mean cosine that a build must reach unless --budget says otherwise (INT8 and below, half precision, full precision).
-DEFAULT_BUDGETS = {"int8": 0.97, "fp16": 0.999, "bf16": 0.999, "fp32": 0.9999}
+Quantization = Literal["int8", "fp8", "int4", "int8-weights"]
+# Of the weighted nodes: activations and weights in 8 bits, or weights only.
+CALIBRATED: tuple[Quantization, ...] = ("int8", "fp8")
+WEIGHT_ONLY: tuple[Quantization, ...] = ("int4", "int8-weights")
+# Mean cosine that a build must reach unless --budget says otherwise.
+QUANTIZED_BUDGETS: dict[Quantization, float] = {"int8": 0.99, "fp8": 0.99, "int8-weights": 0.99, "int4": 0.97}
+FLOAT_BUDGETS: dict[FloatType, float] = {"fp16": 0.999, "bf16": 0.999, "fp32": 0.9999}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Precision:
-    """The types of a build: `Precision(int8=True, base="fp16")` is INT8 with the rest in fp16.
+    """The types of a build: `Precision("int8", "fp16")` is INT8 with the rest in fp16.
 
     Attributes:
-        int8: weighted nodes get Q/DQ.
-        base: what everything else runs in.
+        quantization: how weighted nodes are quantized; None where they are not.
+        base: what everything else runs in, and in weight-only builds the products as well.
     """
 
-    int8: bool
+    quantization: Quantization | None
     base: FloatType
 
     @property
     def name(self) -> str:
-        """`fp32`, `fp16`, `bf16`, `int8` (the rest in fp16), `int8+bf16` or `int8+fp32`."""
-        if not self.int8:
+        """`fp32`, `fp16`, `bf16`, or a quantization such as `int8` (the rest in fp16), `int8+bf16`, `int8+fp32`."""
+        if self.quantization is None:
             return self.base
-        return "int8" if self.base == "fp16" else f"int8+{self.base}"
+        return self.quantization if self.base == "fp16" else f"{self.quantization}+{self.base}"
+
+    @property
+    def is_calibrated(self) -> bool:
+        """True when activations are quantized as well, which takes their ranges."""
+        return self.quantization in CALIBRATED
+
+    @property
+    def is_weight_only(self) -> bool:
+        """True when weights are stored in a low format and multiplied in `base`."""
+        return self.quantization in WEIGHT_ONLY
 
     @property
     def default_budget(self) -> float:
         """The mean cosine that a build of this precision has to reach."""
-        return DEFAULT_BUDGETS["int8" if self.int8 else self.base]
+        return FLOAT_BUDGETS[self.base] if self.quantization is None else QUANTIZED_BUDGETS[self.quantization]
 
 
-def precision_from_options(int8: bool, fp16: bool, bf16: bool, fp32: bool) -> Precision:
+def precision_from_options(
+    int8: bool = False,
+    fp16: bool = False,
+    bf16: bool = False,
+    fp32: bool = False,
+    fp8: bool = False,
+    int4: bool = False,
+    int8_weights: bool = False,
+) -> Precision:
     """The precision that the command line's flags mean; none of them means fp32, the model as it is.
 
     Raises:
-        InputError: more than one float type.
+        InputError: more than one quantization, or more than one float type.
     """
-    flags: dict[FloatType, bool] = {"fp16": fp16, "bf16": bf16, "fp32": fp32}
-    chosen = [name for name, given in flags.items() if given]
-    if len(chosen) > 1:
+    quantizations: dict[Quantization, bool] = {"int8": int8, "fp8": fp8, "int4": int4, "int8-weights": int8_weights}
+    bases: dict[FloatType, bool] = {"fp16": fp16, "bf16": bf16, "fp32": fp32}
+    quantized = [name for name, given in quantizations.items() if given]
+    floats = [name for name, given in bases.items() if given]
+    if len(quantized) > 1:
         raise InputError(
-            f"--{chosen[0]} and --{chosen[1]} exclude each other",
-            "what is not INT8 runs in one float type",
+            f"--{quantized[0]} and --{quantized[1]} exclude each other",
+            "a build stores its weights in one low format",
+            "give one of --int8, --fp8, --int4 and --int8-weights",
+        )
+    if len(floats) > 1:
+        raise InputError(
+            f"--{floats[0]} and --{floats[1]} exclude each other",
+            "what is not quantized runs in one float type",
             "give one of --fp16, --bf16 and --fp32",
         )
-    return Precision(int8, chosen[0] if chosen else ("fp16" if int8 else "fp32"))
+    return Precision(quantized[0] if quantized else None, floats[0] if floats else ("fp16" if quantized else "fp32"))
 
 
 def precision_from_name(name: str) -> Precision:
@@ -68,7 +99,8 @@ def precision_from_name(name: str) -> Precision:
     Raises:
         InputError: unknown name.
     """
-    known = {p.name: p for p in (Precision(int8, base) for int8 in (False, True) for base in FLOAT_DTYPES)}
+    choices = [Precision(q, base) for q in (None, *CALIBRATED, *WEIGHT_ONLY) for base in FLOAT_DTYPES]
+    known = {precision.name: precision for precision in choices}
     if name not in known:
         raise InputError(f"precision {name!r} is unknown", f"it is one of {', '.join(known)}", "correct it")
     return known[name]
@@ -104,7 +136,8 @@ class BuildSpec:
         recipe: a YAML file or a shipped name; None takes the defaults.
         backend: "auto", "tensorrt" or "tensorrt-rtx".
         gpu: compute capabilities, e.g. "sm_86,sm_89"; None takes the backend's portable default.
-        budget: mean cosine to reach; None takes the precision's default.
+        budget: mean cosine to reach, or with a metric its first figure; None takes the precision's default cosine.
+        search: where INT8 alone misses the budget, find nodes to leave float so that it is met.
         metric: `module:function(outputs, reference, feeds)` whose figures go into the report.
         verify: "auto" verifies when there is data, "off" never, "required" fails the build without data.
         tf32: let fp32 products use TF32.
@@ -114,7 +147,7 @@ class BuildSpec:
     """
 
     source: Path
-    precision: Precision = Precision(int8=False, base="fp32")
+    precision: Precision = Precision(None, "fp32")
     calib: str | None = None
     eval: str | None = None
     profile: str | None = None
@@ -122,6 +155,7 @@ class BuildSpec:
     backend: str = "auto"
     gpu: str | None = None
     budget: float | None = None
+    search: bool = True
     metric: str | None = None
     verify: Verification = "auto"
     tf32: bool = True
@@ -145,6 +179,11 @@ class BuildSpec:
         return self.output or Path("build") / f"{self.source.stem}-{self.precision.name}"
 
     @property
+    def budget_metric(self) -> str | None:
+        """The metric whose first figure has to reach the budget; None where the mean cosine has to."""
+        return None if self.budget is None else self.metric
+
+    @property
     def cosine_budget(self) -> float:
-        """The mean cosine to reach."""
+        """The mean cosine to reach, or the metric's figure."""
         return self.precision.default_budget if self.budget is None else self.budget

@@ -27,6 +27,12 @@ RTX_PORTABLE = (80, 86, 89, 120)
 # Data-centre parts that exist but that TensorRT-RTX has no member for.
 RTX_WITHOUT = {90: "H100, H200", 100: "B200", 103: "B300"}
 TURING = 75
+# The lowest compute capability that TensorRT-RTX 1.7.1 builds a quantization for, where that is not every one, and why.
+_LOWEST = {
+    "fp8": (89, "tensor cores multiply FP8 from sm_89 on, and the builder refuses it for the others"),
+    "int4": (80, "the builder refuses INT4 weights for Turing"),
+}
+_INSTEAD = {"fp8": "--int8", "int4": "--int8-weights"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,3 +96,30 @@ def rtx_target_from_option(gpu: str | None) -> Target:
             "build one artifact for --gpu sm_75 and one for the rest",
         )
     return Target(BackendName.TENSORRT_RTX, tuple(sorted(found)))
+
+
+def check_quantization(target: Target, quantization: str | None) -> None:
+    """Refuse a target that cannot run a quantization.
+
+    With no target set TensorRT-RTX builds FP8 without a word, for what it calls sm_80 and newer; named one by one it
+    refuses those below sm_89.
+
+    Args:
+        target: what the engine has to run on.
+        quantization: "int8", "fp8", "int4", "int8-weights" or None.
+
+    Raises:
+        InputError: some of its compute capabilities are too old.
+    """
+    lowest, why = _LOWEST.get(quantization or "", (0, ""))
+    old = [name for cc, name in zip(target.compute_capabilities, target.names, strict=True) if cc < lowest]
+    if not old:
+        return
+    able = [cc for cc in target.compute_capabilities if cc >= lowest] or [cc for cc in RTX_PORTABLE if cc >= lowest]
+    default = "" if target.explicit else f" (without --gpu an engine is for {', '.join(target.names)})"
+    gpus = ",".join(f"sm_{cc}" for cc in able)
+    raise InputError(
+        f"--{quantization} cannot be built for {', '.join(old)}",
+        f"{why}{default}",
+        f"give --gpu {gpus}, and build with {_INSTEAD[quantization or '']} for the other GPUs",
+    )

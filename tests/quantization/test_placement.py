@@ -196,16 +196,6 @@ def test_half_precision_weight_stays_float():
     assert reason_of(graph) == "its weight is float16, not float32"
 
 
-def test_already_quantized_input_stays_as_it_is():
-    graph = graph_from_text(
-        "g (float[b, 32] x) => (y) { t = DequantizeLinear<axis=1>(w, s, z) [mm] y = MatMul(x, t) }",
-        w=np.zeros((32, 64), np.int8),
-        s=np.ones(64, np.float32),
-        z=np.zeros(64, np.int8),
-    )
-    assert reason_of(graph) == "its input 't' is already quantized"
-
-
 def test_node_of_constants_only_stays_float():
     graph = graph_from_text("g (float[b] x) => (y) { [mm] y = MatMul(a, w) }", a=normal(4, 32), w=normal(32, 64))
     assert reason_of(graph) == "all its inputs are constants"
@@ -251,6 +241,14 @@ def test_pattern_that_matches_nothing_names_the_closest_nodes():
     assert error.value.why.startswith("closest names: block.0/down")
 
 
+def test_scope_pattern_excludes_the_head_and_nothing_else():
+    graph = two_products()
+    graph.nodes[1].name = "/model/head/cls/MatMul"
+    placement = place(graph, recipe=QuantRecipe(exclude=("/model/head/*",)))
+    assert placement.nodes == ("block.0/up[a]",)
+    assert [kept.node for kept in placement.kept_float] == ["/model/head/cls/MatMul"]
+
+
 def test_pattern_has_to_match_the_whole_name():
     with pytest.raises(InputError, match="matches no node"):
         place(two_products(), recipe=QuantRecipe(exclude=("block.0/up",)))
@@ -261,3 +259,42 @@ def test_placement_without_nodes_keeps_the_rest_and_says_why():
     assert placement.nodes == ("block.0/up[a]",)
     assert [site.node for site in placement.weights] == ["block.0/up[a]"]
     assert placement.kept_float == (KeptFloat("block.0/down", "too loud"),)
+
+
+def test_every_candidate_is_placed_or_has_a_reason():
+    graph = graph_from_text(
+        """g (float[b, 3, 32, 32] x, float[b, 64, 64] z) => (y, r) {
+            [stem] a = Conv(x, w0) [dw] d = Conv<group=32>(a, w1) [tiny] e = Conv(d, w2)
+            [up] u = ConvTranspose(e, w3) y = Relu(u)
+            [mm] q = MatMul(z, w4) [bmm] r = MatMul(q, z)
+        }""",
+        w0=normal(32, 3, 3, 3),
+        w1=normal(32, 1, 3, 3),
+        w2=normal(8, 32, 1, 1),
+        w3=normal(8, 32, 2, 2),
+        w4=normal(64, 64),
+    )
+    placement = place(graph)
+    assert placement.nodes == ("stem", "mm")
+    assert [kept.node for kept in placement.kept_float] == ["dw", "tiny", "up", "bmm"]
+    assert all(kept.reason for kept in placement.kept_float)
+
+
+CHAINS = {
+    "silu": "s = Sigmoid(a) r = Mul(a, s)",
+    "erf gelu": "d = Div(a, c) e = Erf(d) f = Add(e, c) m = Mul(a, f) r = Mul(m, c)",
+    "tanh gelu": "p = Mul(a, a) q = Mul(p, a) k = Mul(q, c) i = Add(a, k) t = Tanh(i) f = Add(t, c) r = Mul(a, f)",
+    "layer norm": """m = ReduceMean<axes=[-1]>(a) d = Sub(a, m) p = Mul(d, d) v = ReduceMean<axes=[-1]>(p)
+        e = Add(v, c) q = Sqrt(e) n = Div(d, q) g = Mul(n, c) r = Add(g, c)""",
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_activation_and_norm_chains_hold_no_pair(chain):
+    graph = graph_from_text(
+        f"g (float[b, 9, 64] x) => (y) {{ [up] a = MatMul(x, w) {chain} [down] y = MatMul(r, w) }}",
+        opset=17,
+        w=normal(64, 64),
+        c=np.float32(0.5),
+    )
+    assert [(site.node, site.tensor) for site in place(graph).activations] == [("up", "x"), ("down", "r")]

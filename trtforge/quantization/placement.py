@@ -1,153 +1,227 @@
-"""Which tensors get Q/DQ pairs, and why each remaining weighted node stays float.
+"""Which tensors get Q/DQ pairs, and why each remaining candidate stays float.
 
-A Conv, ConvTranspose, Gemm or MatMul with a constant float32 weight is quantized on its activation and its weight,
-never on its output or bias (TensorRT, explicit quantization). Weight scales keep the output channel's axis:
+1.  A Conv, ConvTranspose, Gemm or MatMul with a constant float32 weight is quantized on its activation and its weight,
+    never on its output or bias (weighted.py: which, and where INT8 gains nothing).
+2.  The products of attention stay float unless the recipe asks for them and they fuse in INT8 (attention_sites.py):
+    other Q/DQ can end the fusion, and all of it costs accuracy.
+3.  A residual Add reads INT8 where its skip input is stored in INT8 anyway (residuals.py).
+4.  Tensors before and behind a Concat or a MaxPool share one scale (shared_scales.py).
+5.  Q/DQ that the model came with stays, and is completed (arrived.py).
 
-    Conv [M, C/g, k...]            axis 0            Gemm transB=1 [N, K]    axis 0
-    ConvTranspose [C, M/g, k...]   one scale         Gemm transB=0 [K, N]    axis 1
-                                                     MatMul [..., K, N]      last axis
-    (ConvTranspose's axis 1 is fragile in TensorRT, so it gets one scale per tensor.)
-
-A node stays float where INT8 gains no speed (a side shorter than an INT8 tile, one row: such a product is bound by
-reading the weight), where it costs accuracy, or where the builder has no kernel. Depthwise convolutions stay float by
-default: they are bound by memory traffic, hold few weights, and on EfficientNet-lite0 quantizing them lost 6 points of
-top-1 agreement. Products of two activations stay float: Q/DQ inside attention costs accuracy and can end its fusion
-into one kernel.
+Hence no pair stands inside SiLU, GELU, LayerNormalization or Softmax, whether one operator or a chain of them: none of
+their nodes is one of these kinds.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError
-from trtforge.graph.cost import GEMM_OPS, constant_weight
+from trtforge.graph.cost import GEMM_OPS, Shapes, constant_weight
 from trtforge.graph.edit import all_nodes
-from trtforge.graph.signature import is_float32
+from trtforge.quantization.arrived import Operands, find_pairs, operands_of
+from trtforge.quantization.attention_sites import attention_reason, find_attentions
+from trtforge.quantization.residuals import skip_inputs
+from trtforge.quantization.shared_scales import scale_groups
+from trtforge.quantization.sites import (
+    ActivationSite,
+    Dependent,
+    KeptFloat,
+    KeptQuantized,
+    Placement,
+    ReusedSite,
+    WeightSite,
+    share_amax,
+)
+from trtforge.quantization.weighted import MIN_SIDE, WITHOUT_INT8, channel_axis, size_reason, weight_reason
 from trtforge.recipe import QuantRecipe
 from trtforge.target import BackendName
 
-# Rows, columns or channels: the shortest side of an INT8 tensor-core tile (TensorRT best practices, channels of 16).
-MIN_SIDE = 16
-# Channels of an image: a first layer with at most this many is worth INT8 when its window is long enough.
-_MAX_IMAGE_CHANNELS = 4
-# What a builder runs in half precision although it stands between Q/DQ: quantizing it would only cost accuracy.
-_WITHOUT_INT8: Mapping[BackendName, Mapping[str, str]] = {
-    BackendName.TENSORRT_RTX: {
-        "ConvTranspose": "TensorRT-RTX 1.7.1 runs ConvTranspose in half precision, even with Q/DQ"
-    },
-    BackendName.TENSORRT: {},
-}
-_ELEMENTWISE = ("Add", "Cast", "Clip", "Div", "Mul", "Reshape", "Sub", "Transpose", "Unsqueeze")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ActivationSite:
-    """An activation input that is quantized: one scale for the whole tensor."""
-
-    node: str
-    input_index: int
-    tensor: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WeightSite:
-    """A weight input that is quantized.
-
-    Attributes:
-        axis: the axis that keeps one scale per index; None is one scale for the tensor.
-    """
-
-    node: str
-    input_index: int
-    tensor: str
-    axis: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class KeptFloat:
-    """A node that could be thought to run in INT8 and does not."""
-
-    node: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
-    """Where Q/DQ goes, in graph order."""
-
-    activations: tuple[ActivationSite, ...]
-    weights: tuple[WeightSite, ...]
-    kept_float: tuple[KeptFloat, ...]
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """The activations to calibrate, each once."""
-        return tuple(dict.fromkeys(site.tensor for site in self.activations))
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes to quantize, each once."""
-        return tuple(dict.fromkeys(site.node for site in self.activations))
-
-    def without(self, reasons: Mapping[str, str]) -> Placement:
-        """The placement with some of its nodes left float.
-
-        Args:
-            reasons: why, by node name.
-        """
-        dropped = tuple(KeptFloat(node, reasons[node]) for node in self.nodes if node in reasons)
-        return Placement(
-            tuple(site for site in self.activations if site.node not in reasons),
-            tuple(site for site in self.weights if site.node not in reasons),
-            self.kept_float + dropped,
-        )
+__all__ = [
+    "MIN_SIDE",
+    "ActivationSite",
+    "Dependent",
+    "KeptFloat",
+    "KeptQuantized",
+    "Placement",
+    "ReusedSite",
+    "WeightSite",
+    "plan_placement",
+    "share_amax",
+]
 
 
 def plan_placement(
     graph: gs.Graph,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     recipe: QuantRecipe,
     backend: BackendName = BackendName.TENSORRT_RTX,
+    largest: Shapes | None = None,
 ) -> Placement:
-    """Decide for every weighted node and attention product whether it runs in INT8.
+    """Decide for every weighted node, attention product and residual Add whether it runs in INT8.
 
     Args:
         graph: normalised, with unique node names.
         shapes: sizes by tensor name at the shapes that matter most (a profile's opt); tensors may be missing, then
             only the weight's shape is judged.
-        recipe: exclusions and weight granularity.
+        recipe: exclusions, weight granularity, and whether attention is quantized.
         backend: the builder, some of which lack INT8 kernels.
+        largest: sizes by tensor name at the largest shapes of all profiles, which limit quantized attention; `shapes`
+            by default.
 
     Raises:
         InputError: an exclude pattern that matches no node of these kinds.
     """
-    activations: list[ActivationSite] = []
-    weights: list[WeightSite] = []
-    kept: list[KeptFloat] = []
-    candidates = [node for node in all_nodes(graph) if node.op in (*GEMM_OPS, "Attention")]
-    excluded = _match_patterns(recipe.exclude, [node.name for node in candidates])
-    outer = {id(node) for node in graph.nodes}
-    graph_inputs = {tensor.name for tensor in graph.inputs}
-    for node in candidates:
-        reason = (
-            _reason_in_context(node, id(node) not in outer, excluded)
-            or _WITHOUT_INT8[backend].get(node.op)
-            or _reason_to_keep(node, shapes, graph_inputs)
+    planner = _Planner(graph, shapes, recipe, backend)
+    planner.place_weighted()
+    planner.place_attention(shapes if largest is None else largest)
+    planner.place_residuals()
+    return planner.placement()
+
+
+class _Planner:
+    """Collects the sites; each step sees what the steps before it placed."""
+
+    def __init__(self, graph: gs.Graph, shapes: Shapes, recipe: QuantRecipe, backend: BackendName) -> None:
+        self.graph = graph
+        self.shapes = shapes
+        self.recipe = recipe
+        self.without_int8 = WITHOUT_INT8[backend]
+        self.candidates = [node for node in all_nodes(graph) if node.op in (*GEMM_OPS, "Attention")]
+        named = [*self.candidates, *(node for node in graph.nodes if _adds_activations(node))]
+        self.excluded = _match_patterns(recipe.exclude, [node.name for node in named])
+        self.activations: list[ActivationSite] = []
+        self.weights: list[WeightSite] = []
+        self.reused: list[ReusedSite] = []
+        self.dependents: list[Dependent] = []
+        self.kept_float: dict[str, str] = {}
+        self.kept_quantized: dict[str, str] = {}
+        self._outer = {id(node) for node in graph.nodes}
+        self._graph_inputs = {tensor.name for tensor in graph.inputs}
+        self._pairs = find_pairs(graph)
+
+    def place_weighted(self) -> None:
+        """Rules 1 and 5."""
+        for node in self.candidates:
+            operands = operands_of(node)
+            if operands.is_complete:
+                self.kept_quantized[node.name] = "both its operands came with Q/DQ"
+            elif not operands.is_float:
+                self._complete(node, operands)
+            else:
+                reason = self._context_reason(node) or weight_reason(node) or self._size_reason(node)
+                if reason is not None:
+                    self.kept_float[node.name] = reason
+                else:
+                    self._add_activation(node)
+                    self._add_weight(node)
+
+    def place_attention(self, largest: Shapes) -> None:
+        """Rule 2."""
+        if not self.recipe.attention:
+            return
+        quantized = {site.node for site in self.activations} | {site.node for site in self.reused}
+        quantized |= set(self.kept_quantized)
+        for attention in find_attentions(self.graph):
+            names = [node.name for node in attention.nodes]
+            if not all(name in self.kept_float for name in names):
+                continue
+            reason = next((self._context_reason(node) for node in attention.nodes if node.name in self.excluded), None)
+            reason = reason or attention_reason(attention, self.shapes, largest, quantized)
+            for node in attention.nodes:
+                if reason is not None:
+                    self.kept_float[node.name] = reason
+                    continue
+                del self.kept_float[node.name]
+                self._add_activation(node)
+                self.activations.append(ActivationSite(node.name, 1, node.inputs[1].name))
+                company = [*names, *(reader.name for reader in attention.readers)]
+                self.dependents.append(Dependent(node.name, tuple(name for name in company if name != node.name)))
+
+    def place_residuals(self) -> None:
+        """Rule 3."""
+        quantized = {(site.node, site.input_index): site.tensor for site in self.activations}
+        for node, index, needs in skip_inputs(self.graph, quantized):
+            if node.name in self.excluded:
+                self.kept_float[node.name] = self._context_reason(node) or ""
+            else:
+                self.activations.append(ActivationSite(node.name, index, node.inputs[index].name))
+                self.dependents.append(Dependent(node.name, needs))
+
+    def placement(self) -> Placement:
+        """Everything that was placed, in graph order; rule 4."""
+        order = {node.name: index for index, node in enumerate(all_nodes(self.graph))}
+        self.activations.sort(key=lambda site: (order[site.node], site.input_index))
+        return Placement(
+            tuple(self.activations),
+            tuple(self.weights),
+            tuple(
+                KeptFloat(node, reason) for node, reason in sorted(self.kept_float.items(), key=lambda i: order[i[0]])
+            ),
+            tuple(KeptQuantized(node, reason) for node, reason in self.kept_quantized.items()),
+            tuple(self.reused),
+            scale_groups(self.graph, {site.tensor for site in self.activations}),
+            tuple(self.dependents),
         )
+
+    def _complete(self, node: gs.Node, operands: Operands) -> None:
+        """Rule 5 for a node of which one operand came with Q/DQ."""
+        weight = constant_weight(node)
+        if weight is None:
+            self.kept_quantized[node.name] = "one of its two activations came with Q/DQ; the other stays float"
+            return
+        is_weight_there = (operands.second if weight[0] == 1 else operands.first) is not None
+        side = "weight" if is_weight_there else "activation"
+        reason = None if operands.other_dtype is None else f"it is {operands.other_dtype}, not int8"
+        reason = reason or self._context_reason(node)
+        if not is_weight_there or weight[0] == 0:
+            reason = reason or weight_reason(node)
+        reason = reason or self._size_reason(node)
+        if reason is None and is_weight_there and isinstance(node.inputs[0], gs.Constant):
+            reason = "its other input is a constant"
         if reason is not None:
-            kept.append(KeptFloat(node.name, reason))
-            continue
-        activations.append(ActivationSite(node.name, 0, node.inputs[0].name))
-        axis = None if recipe.weights == "per_tensor" else _channel_axis(node)
-        weights.append(WeightSite(node.name, 1, node.inputs[1].name, axis))
-    return Placement(tuple(activations), tuple(weights), tuple(kept))
+            self.kept_quantized[node.name] = f"only its {side} came with Q/DQ, and that is all: {reason}"
+        elif is_weight_there:
+            self._add_activation(node)
+            self.kept_quantized[node.name] = "its weight came with Q/DQ; its activation is quantized now"
+        else:
+            self._add_weight(node)
+            self.kept_quantized[node.name] = "its activation came with Q/DQ; its weight is quantized now"
+
+    def _add_activation(self, node: gs.Node) -> None:
+        tensor = node.inputs[0].name
+        if tensor in self._pairs:
+            self.reused.append(ReusedSite(node.name, 0, tensor, self._pairs[tensor]))
+        else:
+            self.activations.append(ActivationSite(node.name, 0, tensor))
+
+    def _add_weight(self, node: gs.Node) -> None:
+        axis = None if self.recipe.weights == "per_tensor" else channel_axis(node)
+        self.weights.append(WeightSite(node.name, 1, node.inputs[1].name, axis))
+
+    def _context_reason(self, node: gs.Node) -> str | None:
+        if node.name in self.excluded:
+            return f"excluded by the recipe's pattern {self.excluded[node.name]!r}"
+        if id(node) not in self._outer:
+            return "it lies in the body of an If, Loop or Scan"
+        if node.op == "Attention":
+            return "fused attention runs in the float type"
+        return self.without_int8.get(node.op)
+
+    def _size_reason(self, node: gs.Node) -> str | None:
+        """Nothing is said of a weight whose shape is unknown, as it may be behind a model's own Q/DQ."""
+        shape = node.inputs[1].shape
+        if not shape or not all(isinstance(dim, int) for dim in shape):
+            return None
+        return size_reason(node, self.shapes, self._graph_inputs)
+
+
+def _adds_activations(node: gs.Node) -> bool:
+    return node.op == "Add" and not any(isinstance(tensor, gs.Constant) for tensor in node.inputs)
 
 
 def _match_patterns(patterns: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -166,103 +240,3 @@ def _match_patterns(patterns: Sequence[str], names: Sequence[str]) -> dict[str, 
         for name in matched:
             excluded.setdefault(name, pattern)
     return excluded
-
-
-def _reason_in_context(node: gs.Node, is_inner: bool, excluded: Mapping[str, str]) -> str | None:
-    if node.name in excluded:
-        return f"excluded by the recipe's pattern {excluded[node.name]!r}"
-    if is_inner:
-        return "it lies in the body of an If, Loop or Scan"
-    if node.op == "Attention":
-        return "fused attention runs in the float type"
-    return None
-
-
-def _reason_to_keep(node: gs.Node, shapes: Mapping[str, tuple[int, ...]], graph_inputs: set[str]) -> str | None:
-    """Why a weighted node stays float, or None."""
-    for tensor in node.inputs[:2]:
-        if tensor.inputs and tensor.inputs[0].op == "DequantizeLinear":
-            return f"its input {tensor.name!r} is already quantized"
-    weight = constant_weight(node)
-    if weight is None:
-        return "both inputs are activations; Q/DQ on an attention product can end its fusion into one kernel"
-    index, constant = weight
-    if index != 1:
-        return "its weight is the left operand, for which TensorRT has no per-channel scale"
-    if node.inputs[1] is not constant:
-        return f"its weight {constant.name!r} goes through {node.inputs[1].inputs[0].op} first"
-    if isinstance(node.inputs[0], gs.Constant):
-        return "all its inputs are constants"
-    if not is_float32(constant):
-        return f"its weight is {_dtype_name(constant)}, not float32"
-    if node.op == "Conv":
-        return _conv_reason(node, graph_inputs)
-    if node.op == "ConvTranspose":
-        return _conv_transpose_reason(node)
-    return _matmul_reason(node, shapes)
-
-
-def _matmul_reason(node: gs.Node, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """MatMul: x [..., M, K], W [..., K, N]. Gemm: x [M, K], W [K, N] or, transB, [N, K]."""
-    weight_shape = tuple(node.inputs[1].shape)
-    if len(weight_shape) < 2:
-        return "its weight is one vector"
-    if node.attrs.get("transA", 0):
-        return "transA=1 would put a transpose between Q/DQ and the product"
-    k, n = weight_shape[::-1] if node.attrs.get("transB", 0) else weight_shape[-2:]
-    shape = shapes.get(node.inputs[0].name)
-    rows = None if shape is None else math.prod(shape[:-1] if len(weight_shape) == 2 else shape[-2:-1])
-    if rows == 1 or n == 1:
-        return f"it is a matrix times one vector (M = {rows}, N = {n})"
-    for name, size in (("K", k), ("N", n)):
-        if size < MIN_SIDE:
-            return f"{name} is {size}; an INT8 tile needs {MIN_SIDE}"
-    return None
-
-
-def _conv_reason(node: gs.Node, graph_inputs: set[str]) -> str | None:
-    """W [M, C/g, k...]."""
-    out_channels, group_channels, *window = node.inputs[1].shape
-    groups = node.attrs.get("group", 1)
-    if groups > 1 and group_channels == 1:
-        return "depthwise: INT8 saves no memory traffic here and costs accuracy"
-    if out_channels // groups < MIN_SIDE:
-        return f"it has {out_channels // groups} output channels per group; an INT8 tile needs {MIN_SIDE}"
-    if group_channels >= MIN_SIDE:
-        return None
-    products = group_channels * math.prod(window)
-    is_image_layer = group_channels <= _MAX_IMAGE_CHANNELS and products >= MIN_SIDE
-    if groups == 1 and is_image_layer and _is_first_layer(node, graph_inputs):
-        return None
-    return f"it has {group_channels} input channels per group; an INT8 tile needs {MIN_SIDE}"
-
-
-def _is_first_layer(node: gs.Node, graph_inputs: set[str]) -> bool:
-    """True when only elementwise or layout operations lie between a graph input and the node."""
-    tensor = node.inputs[0]
-    while tensor.inputs and tensor.inputs[0].op in _ELEMENTWISE and tensor.inputs[0].inputs:
-        tensor = tensor.inputs[0].inputs[0]
-    return tensor.name in graph_inputs
-
-
-def _conv_transpose_reason(node: gs.Node) -> str | None:
-    """W [C, M/g, k...]."""
-    in_channels, group_channels = node.inputs[1].shape[:2]
-    if node.attrs.get("group", 1) > 1:
-        return "grouped ConvTranspose has no INT8 kernel in some TensorRT releases"
-    if min(in_channels, group_channels) < MIN_SIDE:
-        return f"it has {in_channels} input and {group_channels} output channels; an INT8 tile needs {MIN_SIDE}"
-    return None
-
-
-def _channel_axis(node: gs.Node) -> int | None:
-    """The weight's axis of output channels; None where one scale per tensor is the rule."""
-    if node.op == "ConvTranspose":
-        return None
-    if node.op == "Conv" or node.attrs.get("transB", 0):
-        return 0
-    return len(node.inputs[1].shape) - 1
-
-
-def _dtype_name(tensor: gs.Tensor) -> str:
-    return "bfloat16" if isinstance(tensor.dtype, int) else str(np.dtype(tensor.dtype))

@@ -15,8 +15,8 @@ from trtforge.spec import BuildSpec, Precision
 from trtforge.tensor import TensorSpec
 
 Specs = tuple[TensorSpec, ...]
-INT8 = Precision(int8=True, base="fp16")
-FP16 = Precision(int8=False, base="fp16")
+INT8 = Precision("int8", "fp16")
+FP16 = Precision(None, "fp16")
 MODEL_SHA = "a" * 64
 PROFILE = "dims: {batch: {min: 1, opt: 4, max: 16}}\n"
 

@@ -39,7 +39,7 @@ def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str) -> N
     ("text", "problem"),
     [
         ("metod: minmax", "unknown key 'metod'"),
-        ("method: entropy", "method: Input should be 'minmax' or 'percentile'"),
+        ("method: max", "method: Input should be 'minmax', 'percentile', 'entropy' or 'mse'"),
         ("percentile: 50", "percentile: Input should be greater than 50"),
         ("percentile: 101", "percentile: Input should be less than or equal to 100"),
         ("percentile: .nan", "percentile: "),
@@ -52,7 +52,7 @@ def test_invalid_content_is_named_by_its_place(tmp_path: Path, text: str, proble
     with pytest.raises(InputError) as caught:
         load_recipe(write(tmp_path, text))
     assert problem in caught.value.why
-    assert "version, method, percentile, weights, exclude" in caught.value.fix
+    assert "version, method, percentile, weights, weight_range, smooth, shift" in caught.value.fix
 
 
 def test_a_name_that_is_neither_file_nor_shipped_is_refused_with_the_names() -> None:

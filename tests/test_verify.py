@@ -16,8 +16,7 @@ from trtforge.errors import InputError, InternalError
 from trtforge.parity import meets_budget
 from trtforge.reference import ReferenceModel
 from trtforge.tensor import TensorSpec
-from trtforge.verify import Candidate, Run, Scores, find_worst_nodes, plan_runs
-from trtforge.verify import score as score_loaded
+from trtforge.verify import Candidate, Run, Scorer, Scores, find_worst_nodes, plan_runs
 
 NUMBERS = itertools.count()
 NODES = {"up": "hidden", "act": "active", "down": "scores"}
@@ -32,7 +31,8 @@ def score(
     report: Callable[[str], None],
 ) -> dict[str, Scores]:
     with ReferenceModel(reference, as_written=True) as model:
-        return score_loaded(model, candidates, runs, metric, work, report)
+        scorer = Scorer(model, runs, metric, work, report)
+        return {"fp32": scorer.exact, **{candidate.name: scorer.score(candidate) for candidate in candidates}}
 
 
 def data(count: int, labels: np.ndarray | None = None, stored: int = 7) -> Dataset:

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trtforge.acceptance import VerifySpec, verify_artifact
-    from trtforge.api import build, calibrate, quantize
+    from trtforge.api import build, calibrate, compare, quantize
     from trtforge.errors import TrtForgeError
     from trtforge.inspection import describe_profile, inspect_model
     from trtforge.limits import Limits
+    from trtforge.linting import lint_model
     from trtforge.manifest import load_manifest
     from trtforge.pipeline import BuildResult
 
@@ -20,8 +21,10 @@ __all__ = [
     "__version__",
     "build",
     "calibrate",
+    "compare",
     "describe_profile",
     "inspect_model",
+    "lint_model",
     "load_manifest",
     "quantize",
     "verify_artifact",
@@ -35,8 +38,10 @@ _HOMES = {
     "VerifySpec": "acceptance",
     "build": "api",
     "calibrate": "api",
+    "compare": "api",
     "describe_profile": "inspection",
     "inspect_model": "inspection",
+    "lint_model": "linting",
     "load_manifest": "manifest",
     "quantize": "api",
     "verify_artifact": "acceptance",

@@ -20,7 +20,6 @@ from trtforge.graph.signature import input_specs
 from trtforge.inputs import BatchRange, BuildInputs, batch_range, find_calibration, fit_to_profiles, split_held_out
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.manifest import MANIFEST_NAME, MODEL_NAME, REPORT_NAME, TABLE_NAME, Manifest, ParityInfo, load_manifest
-from trtforge.parity import meets_budget
 from trtforge.progress import Event, Reporter, ignore
 from trtforge.quantization.bfloat16 import uses_bfloat16
 from trtforge.quantization.table import load_table
@@ -30,7 +29,7 @@ from trtforge.spec import BuildSpec
 from trtforge.stages import FP32_NAME, Lowered, Prepared, load_source, lower, save_for_onnxruntime
 from trtforge.staging import replace_file
 from trtforge.textfile import kind_of
-from trtforge.verify import Candidate, Scores, find_worst_nodes, plan_runs, score
+from trtforge.verify import Candidate, Scorer, Scores, find_worst_nodes, plan_runs
 
 SOURCE = "the source model in ONNX Runtime"
 NORMALISED = "the normalised source model in ONNX Runtime, which cannot load the source itself"
@@ -48,6 +47,21 @@ class Reference:
 
     label: str
     model: ReferenceModel
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Budget:
+    """What a build has to reach.
+
+    Attributes:
+        value: the mean cosine of every output, or the metric's first figure.
+        metric: the user's `module:function`, or None.
+        is_on_metric: which of the two it is.
+    """
+
+    value: float
+    metric: str | None
+    is_on_metric: bool
 
 
 def verify_build(
@@ -83,7 +97,8 @@ def verify_build(
     if not exact.exists():
         save_for_onnxruntime(prepared.graph, exact)
     with _open_reference(spec.source, exact, uses_bfloat16(prepared.graph)) as reference:
-        parity = compare(reference, candidates, dataset, inputs.batch, spec.cosine_budget, spec.metric, work, report)
+        budget = Budget(spec.cosine_budget, spec.metric, spec.budget_metric is not None)
+        parity = compare(reference, candidates, dataset, inputs.batch, budget, work, report)
     if parity.passed:
         return parity
     weighted = prepared.gemm_flops
@@ -126,8 +141,7 @@ def compare(
     candidates: list[Candidate],
     dataset: Dataset,
     batch: BatchRange,
-    budget: float,
-    metric: str | None,
+    budget: Budget,
     work: Path,
     report: Callable[[str], None],
 ) -> ParityInfo:
@@ -138,20 +152,21 @@ def compare(
         candidates: the graph to judge, then graphs that are shown beside it.
         dataset: samples to run.
         batch: sizes to run them at.
-        budget: mean cosine to reach.
-        metric: the user's `module:function`, or None.
+        budget: what to reach.
         work: a folder for the reference's outputs.
         report: takes progress notes.
     """
-    scores = score(reference.model, candidates, plan_runs(dataset, batch.opt, batch.min), metric, work, report)
+    scorer = Scorer(reference.model, plan_runs(dataset, batch.opt, batch.min), budget.metric, work, report)
+    scores = {"fp32": scorer.exact, **{candidate.name: scorer.score(candidate) for candidate in candidates}}
     judged = scores[candidates[0].name]
     before = scores.get(BEFORE_QDQ)
-    return ParityInfo(
+    parity = ParityInfo(
         reference=reference.label,
         candidate=candidates[0].label,
         verified=True,
-        passed=all(meets_budget(run.outputs, budget) for run in judged.batches),
-        budget=budget,
+        passed=None,
+        budget=budget.value,
+        figure=scorer.figure if budget.is_on_metric else None,
         samples=judged.batches[0].samples,
         data_sha256=dataset.sha256,
         outputs=judged.batches[0].outputs,
@@ -159,6 +174,7 @@ def compare(
         before_qdq=before.batches[0].outputs if before else {},
         metrics=_metrics(scores),
     )
+    return parity.model_copy(update={"passed": parity.meets(budget.value)})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,7 +185,7 @@ class VerifySpec:
         artifact: the folder.
         model: the source model; None takes the path that the build recorded.
         eval: data to run; None takes the held-out part of what `calibration/<stem>.npz` holds, as a build does.
-        budget: mean cosine to reach; None keeps the build's.
+        budget: mean cosine to reach, or with a metric its first figure; None keeps the build's.
         metric: `module:function`.
         limits: bounds on untrusted input.
     """
@@ -235,7 +251,15 @@ def _score_artifact(
     dataset = fit_to_profiles(open_dataset(data, specs, spec.limits), profiles, batch)
     if spec.eval is None:
         _, dataset = split_held_out(dataset)
-    budget = manifest.parity.budget if spec.budget is None else spec.budget
+    if spec.budget is None and manifest.parity.figure is not None and spec.metric is None:
+        raise InputError(
+            f"the budget of {spec.artifact} is on the metric's figure {manifest.parity.figure!r}",
+            "the metric is not given",
+            "give it with --metric, or a mean cosine to reach with --budget",
+        )
+    is_on_metric = spec.metric is not None and (spec.budget is not None or manifest.parity.figure is not None)
+    value = manifest.parity.budget if spec.budget is None else spec.budget
+    budget = Budget(value, spec.metric, is_on_metric)
     with tempfile.TemporaryDirectory(prefix="trtforge-") as folder:
         work = Path(folder)
         built = spec.artifact / MODEL_NAME
@@ -249,7 +273,6 @@ def _score_artifact(
                 dataset,
                 batch,
                 budget,
-                spec.metric,
                 work,
                 lambda note: report(Event("verify", note)),
             )

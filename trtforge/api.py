@@ -15,14 +15,15 @@ from typing import TypedDict, Unpack
 
 from trtforge import pipeline
 from trtforge.limits import Limits
-from trtforge.pipeline import BuildResult, QuantizeResult
+from trtforge.method_table import MethodTable
+from trtforge.pipeline import COMPARED_SAMPLES, BuildResult, QuantizeResult
 from trtforge.progress import Reporter, ignore
 from trtforge.quantization.table import CalibrationTable
 from trtforge.spec import BuildSpec, Verification, precision_from_name
 
 
-class QuantizeOptions(TypedDict, total=False):
-    """Options of quantization; each is described in `BuildSpec`."""
+class CalibrateOptions(TypedDict, total=False):
+    """Options of calibration; each is described in `BuildSpec`."""
 
     calib: str | None
     profile: str | None
@@ -31,14 +32,27 @@ class QuantizeOptions(TypedDict, total=False):
     limits: Limits
 
 
+class CompareOptions(CalibrateOptions, total=False):
+    """Options of a comparison; each is described in `BuildSpec`."""
+
+    eval: str | None
+    metric: str | None
+
+
+class QuantizeOptions(CalibrateOptions, total=False):
+    """Options of quantization; each is described in `BuildSpec`."""
+
+    budget: float | None
+    metric: str | None
+
+
 class BuildOptions(QuantizeOptions, total=False):
     """Options of a build; each is described in `BuildSpec`."""
 
     eval: str | None
     backend: str
     gpu: str | None
-    budget: float | None
-    metric: str | None
+    search: bool
     verify: Verification
     tf32: bool
     output: Path | None
@@ -51,7 +65,8 @@ def build(
 
     Args:
         source: an ONNX file.
-        precision: "fp32", "fp16", "bf16", "int8" (the rest in fp16), "int8+bf16" or "int8+fp32".
+        precision: "fp32", "fp16" or "bf16"; or "int8", "fp8", "int4" or "int8-weights", each with the rest in fp16, or
+            followed by "+bf16" or "+fp32".
         report: takes progress and warnings.
         **options: see `BuildSpec`.
 
@@ -64,9 +79,23 @@ def build(
     return pipeline.build(BuildSpec(source=Path(source), precision=precision_from_name(precision), **options), report)
 
 
-def calibrate(source: str | Path, *, report: Reporter = ignore, **options: Unpack[QuantizeOptions]) -> CalibrationTable:
+def calibrate(
+    source: str | Path, *, report: Reporter = ignore, **options: Unpack[CalibrateOptions]
+) -> CalibrationTable:
     """The calibration table of a model; see `pipeline.calibrate`."""
     return pipeline.calibrate(BuildSpec(source=Path(source), precision=precision_from_name("int8"), **options), report)
+
+
+def compare(
+    source: str | Path,
+    *,
+    samples: int = COMPARED_SAMPLES,
+    report: Reporter = ignore,
+    **options: Unpack[CompareOptions],
+) -> MethodTable:
+    """The method table of a model; see `pipeline.compare`."""
+    spec = BuildSpec(source=Path(source), precision=precision_from_name("int8"), **options)
+    return pipeline.compare(spec, samples, report)
 
 
 def quantize(

@@ -34,7 +34,8 @@ from trtforge.manifest import (
 )
 from trtforge.profile import Profile, ProfileSet, ShapeRange
 from trtforge.quantization.table import CalibrationTable
-from trtforge.spec import BuildSpec
+from trtforge.quantization.weight_storage import weight_storage
+from trtforge.spec import CALIBRATED, BuildSpec, precision_from_name
 from trtforge.stages import Lowered, Prepared
 from trtforge.target import Target
 
@@ -52,10 +53,10 @@ def build_identity(spec: BuildSpec, loaded: LoadedModel, inputs: BuildInputs, ta
             "model": [loaded.name, loaded.sha256],
             "data": [inputs.calib_sha256, inputs.evaluation.sha256 if inputs.evaluation else None],
             "profiles": [info.model_dump(mode="json") for info in describe_profiles(inputs.profiles)],
-            "recipe": inputs.recipe.fingerprint() if spec.precision.int8 else None,
+            "recipe": inputs.recipe.fingerprint() if spec.precision.quantization else None,
             "precision": spec.precision.name,
             "target": [target.names, target.explicit],
-            "options": [spec.cosine_budget, spec.metric, spec.verify, spec.tf32],
+            "options": [spec.cosine_budget, spec.budget_metric, spec.search, spec.metric, spec.verify, spec.tf32],
             "versions": [__version__, backend.name, backend.version(), package_versions()],
         }
     )
@@ -82,16 +83,18 @@ def describe_precision(spec: BuildSpec, prepared: Prepared, lowered: Lowered, pl
     """Types as the plan has them, weighted by FLOPs, and every node that stayed wider than asked for."""
     gemm, attention = prepared.gemm_flops, prepared.attention_flops
     types = node_precision(plan, [*gemm, *attention])
+    # The products of a weight-only build run in its float type.
+    wanted = spec.precision.quantization if spec.precision.is_calibrated else None
     kept: dict[str, str] = {}
     if lowered.qdq is not None:
         kept |= {entry.node: entry.reason for entry in lowered.qdq.kept_float}
         for node in lowered.qdq.nodes:
-            if types.get(node, "int8") != "int8":
+            if wanted is not None and types.get(node, wanted) != wanted:
                 kept[node] = f"the builder runs it in {types[node]} although it has Q/DQ"
     if lowered.cast is not None:
         for entry in lowered.cast.kept_float32:
             kept.setdefault(entry.node, entry.reason)
-    kept = {node: reason for node, reason in kept.items() if types.get(node) != "int8"}
+    kept = {node: reason for node, reason in kept.items() if wanted is None or types.get(node) != wanted}
     return PrecisionInfo(
         requested=spec.precision.name,
         node_types={node: types[node] for node in [*gemm, *attention] if node in types},
@@ -99,12 +102,15 @@ def describe_precision(spec: BuildSpec, prepared: Prepared, lowered: Lowered, pl
         gemm_flops_fraction=_fractions(gemm, types),
         attention_flops_fraction=_fractions(attention, types),
         kept_float=tuple(KeptFloatEntry(node=node, reason=reason) for node, reason in kept.items()),
+        weights=weight_storage(lowered.graph),
     )
 
 
 def pass_notes(prepared: Prepared, lowered: Lowered) -> tuple[str, ...]:
     """What the graph passes did not do, or did to values."""
-    notes = prepared.normalised.notes
+    notes = prepared.normalised.notes + prepared.mended
+    if lowered.qdq is not None:
+        notes += lowered.qdq.notes
     if lowered.cast is not None and lowered.cast.clamped_constants:
         names = ", ".join(lowered.cast.clamped_constants)
         notes += (f"values beyond the range of {lowered.cast.dtype} were replaced by large finite ones in {names}",)
@@ -113,9 +119,10 @@ def pass_notes(prepared: Prepared, lowered: Lowered) -> tuple[str, ...]:
 
 def precision_warnings(info: PrecisionInfo, prepared: Prepared, plan: EnginePlan) -> Iterator[str]:
     """What the user must be told of the types, because the figures alone could be misread."""
-    if "int8" in info.requested and plan.unreadable is None and not info.gemm_flops_fraction.get("int8"):
+    wanted = precision_from_name(info.requested).quantization
+    if wanted in CALIBRATED and plan.unreadable is None and not info.gemm_flops_fraction.get(wanted):
         reasons = "; ".join(f"{entry.node}: {entry.reason}" for entry in info.kept_float[:3])
-        yield f"--int8 was asked for, but no product runs in INT8 in this engine ({reasons})"
+        yield f"--{wanted} was asked for, but no product runs in {wanted.upper()} in this engine ({reasons})"
     counted = prepared.gemm_flops
     left_out = [
         node.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,15 +28,20 @@ from trtforge.manifest import (
     FileInfo,
     Manifest,
     ModelInfo,
+    ParityInfo,
 )
 from trtforge.progress import Event, Reporter, Stopwatch
-from trtforge.quantization.table import CalibrationTable
-from trtforge.spec import BuildSpec
+from trtforge.spec import FLOAT_DTYPES, BuildSpec
 from trtforge.staging import Staging
 from trtforge.target import Target
 
 if TYPE_CHECKING:
-    from trtforge.quantization.placement import Placement
+    from trtforge.graph.lint import Finding
+    from trtforge.mixed.choose import Choice
+    from trtforge.quantization.checkpoint import Checkpoint
+    from trtforge.quantization.quantizer import Quantizer
+    from trtforge.quantization.rows import Rows
+    from trtforge.quantization.weight_only_graph import StoredWeights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,20 +96,28 @@ class Job:
         spec, staging = self.spec, tools.staging
         native = OnnxNative(tools.worker)
         prepared = self.prepare(native)
-        placement, table = self.calibrate(prepared, native, staging.work)
-        model = staging.directory / MODEL_NAME
-        with self.watch.stage("lower"):
-            lowered = stages.lower(prepared.graph, spec.precision, placement, table)
-            findings = stages.check_lint(lowered.graph)
-            save_model(lowered.graph, model)
-            if table is not None:
-                (staging.directory / TABLE_NAME).write_text(table.to_json())
+        quantizer, rows = self.calibrate(prepared, native, staging.work)
+        quantizer = self.round_weights(prepared, quantizer, rows)
+        placement, table = (None, None) if quantizer is None else (quantizer.placement, quantizer.table)
+        stored = self.store_weights(prepared, staging.work)
+        if table is not None:
+            (staging.directory / TABLE_NAME).write_text(table.to_json())
+        lowered, findings = self._lower(prepared, quantizer, stored, {}, staging)
+        parity, sensitivity = None, None
+        if quantizer is not None and spec.search and self.inputs.evaluation is not None:
+            # Before the engine is built, which takes the nodes that have to stay float.
+            parity = self._verify(prepared, lowered, staging)
+            if not parity.passed:
+                choice = self.meet_budget(prepared, quantizer, parity, staging.work)
+                sensitivity = choice.info
+                if choice.reasons:
+                    lowered, findings = self._lower(prepared, quantizer, stored, choice.reasons, staging)
+                    parity = self._verify(prepared, lowered, staging)
         engine, files = self._build_engine(tools, prepared)
-        from trtforge.acceptance import verify_build
         from trtforge.report import render_report
 
-        with self.watch.stage("verify") as note:
-            parity = verify_build(spec, self.inputs, prepared, lowered, model, staging.work, note)
+        if parity is None:
+            parity = self._verify(prepared, lowered, staging)
         with self.watch.stage("write"):
             precision = describe.describe_precision(spec, prepared, lowered, engine.plan)
             for text in describe.precision_warnings(precision, prepared, engine.plan):
@@ -122,6 +136,7 @@ class Job:
                 io=describe.describe_io(self.loaded),
                 calibration=describe.describe_calibration(placement, table),
                 parity=parity,
+                sensitivity=sensitivity,
                 lint=describe.describe_findings(findings),
                 warnings=tuple(self.warnings),
                 notes=describe.pass_notes(prepared, lowered),
@@ -132,6 +147,46 @@ class Job:
             (staging.directory / REPORT_NAME).write_text(render_report(manifest, table))
             (staging.directory / MANIFEST_NAME).write_text(manifest.to_json())
         return manifest
+
+    def _lower(
+        self,
+        prepared: stages.Prepared,
+        quantizer: Quantizer | None,
+        stored: StoredWeights | None,
+        kept: Mapping[str, str],
+        staging: Staging,
+    ) -> tuple[stages.Lowered, tuple[Finding, ...]]:
+        """Write the graph that is built; `kept` says which nodes stay float, and why."""
+        with self.watch.stage("lower"):
+            lowered = stages.lower(prepared.graph, self.spec.precision, quantizer, stored, kept)
+            findings = stages.check_lint(lowered.graph)
+            save_model(lowered.graph, staging.directory / MODEL_NAME)
+        return lowered, findings
+
+    def _verify(self, prepared: stages.Prepared, lowered: stages.Lowered, staging: Staging) -> ParityInfo:
+        from trtforge.acceptance import verify_build
+
+        model = staging.directory / MODEL_NAME
+        with self.watch.stage("verify") as note:
+            return verify_build(self.spec, self.inputs, prepared, lowered, model, staging.work, note)
+
+    def meet_budget(
+        self, prepared: stages.Prepared, quantizer: Quantizer, parity: ParityInfo | None, work: Path
+    ) -> Choice:
+        """The nodes that stay float so that the budget is met; `parity` holds what quantizing all gave, where known."""
+        from trtforge.budget import meet_budget
+
+        with self.watch.stage("meet budget") as note:
+            if parity is not None:
+                name = quantizer.number_format.name.upper()
+                note(
+                    f"{name} alone misses the budget of {parity.budget:g}: looking for nodes to keep float",
+                    level="notice",
+                )
+            choice = meet_budget(self.spec, self.inputs, prepared, quantizer, parity, work, note)
+        if not choice.info.met:
+            self.warn(choice.info.note)
+        return choice
 
     def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
         """Build the engine, and meanwhile do what needs none: load the later stages, infer shapes, hash files."""
@@ -158,17 +213,80 @@ class Job:
     def prepare(self, native: OnnxNative) -> stages.Prepared:
         """Normalise the graph."""
         with self.watch.stage("normalise"):
-            return stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, native)
+            prepared = stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, native)
+        if prepared.mended:
+            self.warn(
+                f"{len(prepared.mended)} places where this model's quantization does not suit TensorRT were mended, "
+                f"the first: {prepared.mended[0]} (all of them: trtforge lint MODEL --fix)"
+            )
+        return prepared
 
     def calibrate(
-        self, prepared: stages.Prepared, native: OnnxNative, work: Path
-    ) -> tuple[Placement | None, CalibrationTable | None]:
-        """Where Q/DQ goes and with what ranges: the user's table, or a calibration run."""
-        if not self.spec.precision.int8:
-            return None, None
+        self, prepared: stages.Prepared, native: OnnxNative, work: Path, checkpoint: Checkpoint | None = None
+    ) -> tuple[Quantizer | None, dict[str, Rows]]:
+        """Where Q/DQ goes and with what ranges: the user's table, or a calibration run with rows of the activations."""
+        precision = self.spec.precision
+        if not precision.is_calibrated:
+            return None, {}
+        from trtforge.quantization.formats import FORMATS
+        from trtforge.quantization.quantizer import Quantizer
+
         placement = stages.plan_quantization(prepared, self.inputs.recipe, native)
-        if self.inputs.table is not None:
-            return placement, self.inputs.table
-        with self.watch.stage("calibrate") as note:
-            table = stages.calibrate_table(prepared, placement, self.inputs, self.loaded.sha256, work, note)
-        return placement, table
+        stages.check_arrived(precision, placement)
+        table = self.inputs.table
+        rows: dict[str, Rows] = {}
+        if table is None:
+            if not placement.nodes:
+                raise stages.nothing_to_quantize(precision, placement)
+            with self.watch.stage("calibrate") as note:
+                table, rows = stages.calibrate_table(
+                    prepared,
+                    placement,
+                    self.inputs,
+                    self.loaded.sha256,
+                    work,
+                    note,
+                    self.warn,
+                    checkpoint,
+                    equalize=precision.quantization == "int8",
+                )
+        number_format = FORMATS[precision.quantization or "int8"]
+        return Quantizer(placement, table, number_format, FLOAT_DTYPES[precision.base]), rows
+
+    def round_weights(
+        self, prepared: stages.Prepared, quantizer: Quantizer | None, rows: dict[str, Rows]
+    ) -> Quantizer | None:
+        """The quantizer with the weights decided as the recipe says."""
+        if quantizer is None or self.spec.precision.quantization != "int8":
+            return quantizer
+        from trtforge.quantization.quantizer import with_rounded_weights
+        from trtforge.quantization.rounding import needs_rows
+
+        recipe = self.inputs.recipe
+        if needs_rows(recipe) and not rows:
+            self.warn(
+                "a calibration table holds no activations, so weights are rounded to nearest and biases stay; "
+                "give the data instead of the table for what the recipe asks"
+            )
+        with self.watch.stage("round weights") as note:
+            return with_rounded_weights(quantizer, prepared.graph, rows, recipe, note)
+
+    def store_weights(self, prepared: stages.Prepared, work: Path) -> StoredWeights | None:
+        """The weights of a weight-only build, chosen by rows of the activations where there is data; else None."""
+        precision = self.spec.precision
+        if not precision.is_weight_only:
+            return None
+        from trtforge.quantization.formats import FORMATS
+        from trtforge.quantization.weight_only_graph import choose_weights
+
+        placement = stages.plan_weights(prepared, precision, self.inputs.recipe)
+        rows: dict[str, Rows] = {}
+        if self.inputs.calibration is not None and placement.tensors:
+            with self.watch.stage("calibrate") as note:
+                observation = stages.observe_activations(
+                    prepared, placement, self.inputs, self.loaded.sha256, work, note, self.warn, keep_rows=True
+                )
+            rows = {name: sampler.rows() for name, sampler in observation.rows.items()}
+        number_format, scale_dtype = FORMATS[precision.quantization or ""], FLOAT_DTYPES[precision.base]
+        with self.watch.stage("round weights") as note:
+            return choose_weights(prepared.graph, placement, number_format, rows, scale_dtype, note)

@@ -7,6 +7,7 @@ no bit-identical engines).
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,8 @@ import pydantic
 
 from trtforge.errors import InputError
 from trtforge.limits import DEFAULT_LIMITS, Limits
-from trtforge.parity import OutputParity
+from trtforge.parity import OutputParity, meets_budget
+from trtforge.sensitivity import SensitivityInfo
 from trtforge.textfile import FileModel, kind_of, parse_json, read_text, validate
 
 # Names of an artifact's files.
@@ -47,6 +49,14 @@ class KeptFloatEntry(FileModel):
     reason: str
 
 
+class WeightStorage(FileModel):
+    """Weights stored in one low format: how many, their bytes with scales, and what they took in their float type."""
+
+    count: Annotated[int, pydantic.Field(ge=0)]
+    bytes: Annotated[int, pydantic.Field(ge=0)]
+    float_bytes: Annotated[int, pydantic.Field(ge=0)]
+
+
 class PrecisionInfo(FileModel):
     """What was asked for and what the compiled plan does.
 
@@ -58,6 +68,7 @@ class PrecisionInfo(FileModel):
             the plan could not be read.
         attention_flops_fraction: the same for batched MatMuls of two activations.
         kept_float: nodes that stayed float, by ONNX node name.
+        weights: what weights in INT8, FP8 and INT4 take in the built graph, by format.
     """
 
     requested: str
@@ -66,6 +77,7 @@ class PrecisionInfo(FileModel):
     gemm_flops_fraction: dict[str, float]
     attention_flops_fraction: dict[str, float]
     kept_float: tuple[KeptFloatEntry, ...]
+    weights: dict[str, WeightStorage] = pydantic.Field(default_factory=dict)
 
 
 class FusionEntry(FileModel):
@@ -195,6 +207,7 @@ class ParityInfo(FileModel):
         metrics: top1 and the user's metric: name -> {"fp32", "before_qdq", "candidate"} -> value.
         worst_nodes: filled when the budget was missed, worst first.
         note: why nothing was compared.
+        figure: the metric's figure that the budget is on; None is the mean cosine of every output.
     """
 
     reference: str
@@ -210,6 +223,14 @@ class ParityInfo(FileModel):
     metrics: dict[str, dict[str, float]] = pydantic.Field(default_factory=dict)
     worst_nodes: tuple[NodeError, ...] = ()
     note: str | None = None
+    figure: str | None = None
+
+    def meets(self, budget: float) -> bool:
+        """Whether every output is finite and what the budget is on reaches it; False when nothing was compared."""
+        if self.figure is None:
+            return bool(self.batches) and all(meets_budget(run.outputs, budget) for run in self.batches)
+        is_finite = not any(output.nan for run in self.batches for output in run.outputs.values())
+        return is_finite and self.metrics.get(self.figure, {}).get("candidate", -math.inf) >= budget
 
 
 class FileInfo(FileModel):
@@ -224,6 +245,7 @@ class Manifest(FileModel):
 
     Attributes:
         inputs_sha256: fingerprint of everything that changes the artifact.
+        sensitivity: how nodes that stay float were found; None where INT8 alone met the budget.
         warnings: what the user was told during the build.
         notes: what the graph passes did not do, or did to values.
     """
@@ -242,6 +264,7 @@ class Manifest(FileModel):
     io: tuple[IoInfo, ...]
     calibration: CalibrationInfo | None
     parity: ParityInfo
+    sensitivity: SensitivityInfo | None = None
     lint: tuple[dict[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,18 +19,22 @@ from trtforge.backends.registry import select_backend
 from trtforge.errors import InputError
 from trtforge.isolation import Child
 from trtforge.progress import Reporter, ignore
-from trtforge.spec import BuildSpec
+from trtforge.spec import BuildSpec, Precision
 from trtforge.staging import check_free, open_staging
-from trtforge.target import rtx_target_from_option
+from trtforge.target import check_quantization, rtx_target_from_option
 
 if TYPE_CHECKING:
     from trtforge.graph.lint import Finding
     from trtforge.job import Job
     from trtforge.manifest import Manifest
+    from trtforge.method_table import MethodTable
     from trtforge.quantization.qdq import QdqReport
     from trtforge.quantization.table import CalibrationTable
+    from trtforge.sensitivity import SensitivityInfo
 
 _NATIVE, _PURPOSE = "trtforge.graph.native:SERVICE", "ONNX model reading"
+# Evaluation samples that each of the graphs of `compare` runs.
+COMPARED_SAMPLES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,15 +65,22 @@ class QuantizeResult:
 
     Attributes:
         model: the ONNX file with Q/DQ.
-        table: the ranges that its scales come from.
+        table: the ranges that its scales come from; None where only weights are quantized.
         qdq: what was quantized, and what stayed float and why.
         findings: lint findings that the builder tolerates.
+        sensitivity: how nodes that stay float were found; None without a budget.
     """
 
     model: Path
-    table: CalibrationTable
+    table: CalibrationTable | None
     qdq: QdqReport
     findings: tuple[Finding, ...]
+    sensitivity: SensitivityInfo | None = None
+
+    @property
+    def passed(self) -> bool:
+        """The budget was met, or none was given."""
+        return self.sensitivity is None or self.sensitivity.met
 
 
 def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
@@ -82,6 +94,7 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
     target = rtx_target_from_option(spec.gpu)
+    check_quantization(target, spec.precision.quantization)
     backend = select_backend(spec.backend)
     # Leaving in reverse order: a failure ends the worker first, so that the thread that waits for one ends too.
     with open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
@@ -103,37 +116,75 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     return _result(spec, other or manifest, reused=other is not None)
 
 
-def calibrate(spec: BuildSpec, report: Reporter = ignore) -> CalibrationTable:
+def calibrate(spec: BuildSpec, report: Reporter = ignore, partial: Path | None = None) -> CalibrationTable:
     """The calibration table of a model, from all of its calibration data.
 
     Args:
         spec: source, data, profile and recipe count; the precision is INT8's.
         report: takes progress and warnings.
+        partial: a file for the state of the run, which is saved from time to time and gone on from; it stays after an
+            interruption only.
 
     Raises:
         TrtForgeError: bad input, or not possible here.
     """
     with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
         from trtforge.graph.native import OnnxNative
+        from trtforge.quantization.checkpoint import open_checkpoint
 
         job = _load_to_quantize(spec, report)
-        if job.inputs.table is not None:
-            raise InputError(
-                f"what was found for {spec.source.name} is a calibration table already",
-                f"it is {spec.calib or f'calibration/{spec.source.stem}.json'}; calibrate needs data",
-                "give data with --calib",
-            )
+        _refuse_table(job)
         native = OnnxNative(child)
-        placement, table = job.calibrate(job.prepare(native), native, Path(work))
-    assert placement is not None and table is not None
-    return table
+        with open_checkpoint(partial) if partial else nullcontext() as checkpoint:
+            quantizer, _ = job.calibrate(job.prepare(native), native, Path(work), checkpoint)
+    assert quantizer is not None
+    return quantizer.table
+
+
+def compare(
+    spec: BuildSpec, samples: int = COMPARED_SAMPLES, report: Reporter = ignore, partial: Path | None = None
+) -> MethodTable:
+    """Every calibration method, per channel and per tensor, plain and smoothed, judged by the model's outputs.
+
+    Args:
+        spec: source, data, evaluation data, metric, profile and recipe count; without evaluation data the last fifth of
+            the data is held out.
+        samples: evaluation samples that each graph runs.
+        report: takes progress and warnings.
+        partial: a file for the state of the calibration run; see `calibrate`.
+
+    Raises:
+        TrtForgeError: bad input, or not possible here.
+    """
+    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
+        from trtforge.comparison import PRECISION, compare_methods
+        from trtforge.graph.native import OnnxNative
+        from trtforge.job import Job
+
+        job = Job(dataclasses.replace(spec, precision=PRECISION), report)
+        job.load()
+        _refuse_table(job)
+        native = OnnxNative(child)
+        return compare_methods(
+            job.loaded,
+            job.inputs,
+            job.prepare(native),
+            native,
+            Path(work),
+            job.watch,
+            job.warn,
+            metric=spec.metric,
+            samples=samples,
+            partial=partial,
+        )
 
 
 def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> QuantizeResult:
     """Write the graph that a build would hand to the backend, without building it.
 
     Args:
-        spec: source, precision, data, profile and recipe count.
+        spec: source, precision, data, profile, recipe, budget and metric count; only with a budget is anything run to
+            judge accuracy.
         output: the ONNX file to write; an existing one is replaced only with `spec.force`.
         report: takes progress and warnings.
 
@@ -141,6 +192,7 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
     check_free(output, spec.force)
+    _check_budget(spec)
     with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
         from trtforge import stages
         from trtforge.artifact import write_model
@@ -149,33 +201,74 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
         job = _load_to_quantize(spec, report)
         native = OnnxNative(child)
         prepared = job.prepare(native)
-        placement, table = job.calibrate(prepared, native, Path(work))
+        quantizer, rows = job.calibrate(prepared, native, Path(work))
+        quantizer = job.round_weights(prepared, quantizer, rows)
+        stored = job.store_weights(prepared, Path(work))
+        choice = None
+        if quantizer is not None and spec.budget is not None:
+            choice = job.meet_budget(prepared, quantizer, None, Path(work))
+        kept = {} if choice is None else choice.reasons
         with job.watch.stage("lower"):
-            lowered = stages.lower(prepared.graph, job.spec.precision, placement, table)
+            lowered = stages.lower(prepared.graph, job.spec.precision, quantizer, stored, kept)
             findings = stages.check_lint(lowered.graph)
             write_model(lowered.graph, output)
-    assert table is not None and lowered.qdq is not None
-    return QuantizeResult(output, table, lowered.qdq, findings)
+    assert lowered.qdq is not None
+    table = None if quantizer is None else quantizer.table
+    return QuantizeResult(output, table, lowered.qdq, findings, None if choice is None else choice.info)
 
 
 def _load_to_quantize(spec: BuildSpec, report: Reporter) -> Job:
     """A job that calibrates on all of its data and builds nothing."""
     from trtforge.job import Job
 
-    precision = dataclasses.replace(spec.precision, int8=True)
-    spec = dataclasses.replace(spec, verify="off", precision=precision)
-    job = Job(spec, report)
+    precision = Precision(spec.precision.quantization or "int8", spec.precision.base)
+    spec = dataclasses.replace(spec, precision=precision)
+    job = Job(dataclasses.replace(spec, verify="off", metric=None), report)
     job.load()
+    job.spec = spec
     return job
+
+
+def _refuse_table(job: Job) -> None:
+    """Refuse a calibration table where data is needed.
+
+    Raises:
+        InputError: that is what was given or found.
+    """
+    if job.inputs.table is not None:
+        spec = job.spec
+        raise InputError(
+            f"what was found for {spec.source.name} is a calibration table already",
+            f"it is {spec.calib or f'calibration/{spec.source.stem}.json'}; calibrate needs data",
+            "give data with --calib",
+        )
+
+
+def _check_budget(spec: BuildSpec) -> None:
+    """Refuse a budget or metric that `quantize` would not use.
+
+    Raises:
+        InputError: it would not.
+    """
+    if spec.metric is not None and spec.budget is None:
+        raise InputError(
+            "--metric has nothing to judge",
+            "without a budget, quantize does not run the model that it writes",
+            "give --budget as well",
+        )
+    if spec.budget is not None and spec.precision.is_weight_only:
+        raise InputError(
+            f"--budget and --{spec.precision.quantization} exclude each other",
+            "the search for nodes to keep float is for activations and weights in 8 bits",
+            "build it, which verifies it: trtforge build MODEL --budget VALUE",
+        )
 
 
 def _result(spec: BuildSpec, manifest: Manifest, reused: bool) -> BuildResult:
     """The result, judged by this build's budget: `verify` may have recorded another in the meantime."""
-    from trtforge.parity import meets_budget
-
     parity = manifest.parity
     if parity.verified:
-        passed = all(meets_budget(run.outputs, spec.cosine_budget) for run in parity.batches)
+        passed = parity.meets(spec.cosine_budget)
     else:
         passed = spec.verify != "required"
     return BuildResult(spec.target_directory, manifest, reused, passed)

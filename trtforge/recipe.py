@@ -14,7 +14,6 @@ from trtforge.hashing import fingerprint
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.textfile import FileModel, kind_of, parse_yaml, read_text, validate
 
-
 CalibrationMethod = Literal["minmax", "percentile", "entropy", "mse"]
 
 
@@ -40,14 +39,15 @@ class QuantRecipe(FileModel):
         method: how an activation's amax is chosen from what calibration saw.
         percentile: the share of absolute values, in percent, that stays inside amax (method percentile).
         weights: one scale per output channel, or one per weight tensor.
-        weight_range: a weight channel's amax is its largest value (minmax), or what gives the least squared error (mse).
+        weight_range: a weight channel's amax is its largest value (minmax), or gives the least squared error (mse).
         smooth: per-channel scaling that moves outliers from activations into weights: an alpha from 0 to 1, "auto" (an
             alpha per layer by search) or "none".
         shift: per-channel offsets that centre activations, so that both halves of the INT8 range are used.
         bias_correction: the mean error of a quantized layer's output is taken off its bias.
         rounding: weights go to the nearest step, or to those that keep the layer's output closest (learned).
         attention: quantize the two products of attention as well, where TensorRT fuses that.
-        mask: an integer input [batch, sequence] whose zeros mark padding, which calibration then ignores.
+        mask: an integer input [batch, sequence] whose zeros mark padding, which calibration then ignores; "auto" is
+            `attention_mask` where the model has such an input, "none" takes every position.
         exclude: node names, with `*` and `?`, that stay float.
     """
 
@@ -56,12 +56,12 @@ class QuantRecipe(FileModel):
     percentile: Annotated[float, pydantic.Field(gt=50.0, le=100.0)] = 99.999
     weights: Literal["per_channel", "per_tensor"] = "per_channel"
     weight_range: Literal["minmax", "mse"] = "minmax"
-    smooth: Annotated[float, pydantic.Field(ge=0.0, le=1.0)] | Literal["auto", "none"] = "none"
-    shift: bool = False
-    bias_correction: bool = False
-    rounding: Literal["nearest", "learned"] = "nearest"
+    smooth: Annotated[float, pydantic.Field(ge=0.0, le=1.0)] | Literal["auto", "none"] = "auto"
+    shift: bool = True
+    bias_correction: bool = True
+    rounding: Literal["nearest", "learned"] = "learned"
     attention: bool = False
-    mask: str | None = None
+    mask: str = "auto"
     exclude: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:

@@ -7,19 +7,20 @@ ONNX Runtime's executor are imported by the stages that use them: a plain fp32 b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ml_dtypes  # noqa: F401 - makes bfloat16 a numpy type
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError
 from trtforge.fusion.packed_qkv import PackedQkvReport, pack_qkv
 from trtforge.graph.cost import attention_flops, gemm_flops
-from trtforge.graph.edit import copy_graph
-from trtforge.graph.lint import Finding, lint
+from trtforge.graph.edit import all_nodes, copy_graph
+from trtforge.graph.lint import Finding, fix, lint
 from trtforge.graph.load import LoadedModel, load_model
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import NormaliseReport, normalise
@@ -28,6 +29,7 @@ from trtforge.graph.shapes import infer_shapes_at
 from trtforge.inputs import CALIBRATION_BATCH, BuildInputs
 from trtforge.limits import Limits
 from trtforge.profile import ProfileSet
+from trtforge.progress import Note
 from trtforge.quantization.table import CalibrationTable
 from trtforge.recipe import QuantRecipe
 from trtforge.spec import FLOAT_DTYPES, Precision
@@ -35,8 +37,13 @@ from trtforge.textfile import kind_of
 
 if TYPE_CHECKING:
     from trtforge.quantization.cast import CastReport
+    from trtforge.quantization.checkpoint import Checkpoint
+    from trtforge.quantization.observation import Observation
     from trtforge.quantization.placement import Placement
     from trtforge.quantization.qdq import QdqReport
+    from trtforge.quantization.quantizer import Quantizer
+    from trtforge.quantization.rows import Rows
+    from trtforge.quantization.weight_only_graph import StoredWeights
 
 # The prepared fp32 graph in a job's work folder, which calibration and verification both run.
 FP32_NAME = "fp32.onnx"
@@ -53,6 +60,8 @@ class Prepared:
         normalised: what normalisation changed.
         fused: regions that were rewritten, and near misses.
         opt: the input shapes at which costs are counted: the first profile's opt.
+        largest: the largest size of each input's dims in any profile.
+        mended: what was changed in a model that arrived quantized, so that the builder takes it.
         shapes: sizes by tensor name at `opt`; empty until `infer_shapes`.
     """
 
@@ -60,6 +69,8 @@ class Prepared:
     normalised: NormaliseReport
     fused: PackedQkvReport
     opt: Mapping[str, tuple[int, ...]]
+    largest: Mapping[str, tuple[int, ...]]
+    mended: tuple[str, ...] = ()
     shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def infer_shapes(self, native: OnnxNative) -> None:
@@ -112,9 +123,22 @@ def load_source(source: Path, limits: Limits) -> LoadedModel:
 def prepare(loaded: LoadedModel, profiles: ProfileSet, precision: Precision, native: OnnxNative) -> Prepared:
     """Normalise the graph and rewrite the regions that build better in another spelling."""
     graph, report = normalise(loaded.graph, native=native)
-    fused = pack_qkv(graph) if precision.base != "fp32" or precision.int8 else PackedQkvReport((), ())
+    mended = _mend_quantization(graph)
+    fused = pack_qkv(graph) if precision.base != "fp32" or precision.quantization else PackedQkvReport((), ())
     opt = {name: shape.opt for name, shape in profiles.first.inputs.items()}
-    return Prepared(graph, report, fused, opt)
+    largest = {
+        name: tuple(max(sizes) for sizes in zip(*(p.inputs[name].max for p in profiles.profiles), strict=True))
+        for name in opt
+    }
+    return Prepared(graph, report, fused, opt, largest, mended)
+
+
+def _mend_quantization(graph: gs.Graph) -> tuple[str, ...]:
+    """Mend what a model that arrives quantized has and the builder refuses, in place; what was done, in sentences."""
+    is_quantized = any("Quantize" in node.op or node.op.startswith(("QLinear", "QGemm")) for node in all_nodes(graph))
+    if not is_quantized or all(finding.severity != "error" for finding in lint(graph)):
+        return ()
+    return tuple(f"{fixed.rule}: {fixed.what}" for fixed in fix(graph))
 
 
 def calibrate_table(
@@ -123,9 +147,58 @@ def calibrate_table(
     inputs: BuildInputs,
     model_sha256: str,
     work: Path,
-    report: Callable[[str], None],
-) -> CalibrationTable:
-    """Run the calibration samples through the fp32 graph and choose amax for every tensor to quantize.
+    note: Note,
+    warn: Callable[[str], None],
+    checkpoint: Checkpoint | None = None,
+    *,
+    equalize: bool = True,
+) -> tuple[CalibrationTable, dict[str, Rows]]:
+    """Run the calibration samples through the fp32 graph and choose range and equalization of every tensor to quantize.
+
+    Args:
+        equalize: smooth and shift as the recipe says; FP8, whose steps grow with the values, gains nothing from it.
+        Others, Raises: see `observe_activations`.
+
+    Returns:
+        The table, and rows of the activations where the recipe needs any.
+    """
+    from trtforge.quantization.calibrate import table_from_observers
+    from trtforge.quantization.equalize import equalize_layers
+    from trtforge.quantization.matrix import find_layers
+    from trtforge.quantization.rounding import decides_weights
+
+    recipe = inputs.recipe
+    is_equalized = equalize and (recipe.smooth != "none" or recipe.shift)
+    keep_rows = is_equalized or (equalize and decides_weights(recipe))
+    observation = observe_activations(
+        prepared, placement, inputs, model_sha256, work, note, warn, checkpoint, keep_rows=keep_rows
+    )
+    layers = find_layers(prepared.graph, placement) if is_equalized else []
+    assert inputs.calibration is not None
+    table = table_from_observers(
+        observation.observers,
+        recipe,
+        samples=observation.samples,
+        model_sha256=model_sha256,
+        data_sha256=inputs.calibration.sha256,
+        equalized=equalize_layers(layers, observation, recipe, note),
+    )
+    return table, {name: sampler.rows() for name, sampler in observation.rows.items()}
+
+
+def observe_activations(
+    prepared: Prepared,
+    placement: Placement,
+    inputs: BuildInputs,
+    model_sha256: str,
+    work: Path,
+    note: Note,
+    warn: Callable[[str], None],
+    checkpoint: Checkpoint | None = None,
+    *,
+    keep_rows: bool = False,
+) -> Observation:
+    """Run the calibration samples through the fp32 graph and observe every tensor to quantize.
 
     Args:
         prepared: the graph.
@@ -133,38 +206,30 @@ def calibrate_table(
         inputs: the samples and the recipe.
         model_sha256: of the source.
         work: a folder for the graph while ONNX Runtime reads it.
-        report: takes progress notes.
+        note: takes progress.
+        warn: takes what the user must know.
+        checkpoint: saves the state from time to time, and gives what to go on from.
+        keep_rows: sample rows of the tensors as well.
 
     Raises:
-        InputError: nothing can be quantized, or ONNX Runtime cannot run the graph.
+        InputError: ONNX Runtime cannot run the graph, or the recipe's mask does not fit.
+        ChildDiedError: the process that runs it died.
     """
-    from trtforge.quantization.calibrate import observe, table_from_observers
-    from trtforge.reference import ReferenceModel
+    from trtforge.quantization.calibrate import Pass, channel_axes, observe_model, padding_mask
 
-    dataset = inputs.calibration
-    assert dataset is not None
-    if not placement.tensors:
-        raise InputError(
-            "--int8 has nothing to quantize in this model",
-            "; ".join(f"{kept.node}: {kept.reason}" for kept in placement.kept_float[:4]) or "it has no Conv or MatMul",
-            "build it with --fp16",
-        )
+    assert inputs.calibration is not None
     path = work / FP32_NAME
     save_for_onnxruntime(prepared.graph, path)
-    done = 0
-
-    def batches() -> Iterator[dict[str, np.ndarray]]:
-        nonlocal done
-        with ReferenceModel(path, taps=placement.tensors) as model:
-            for batch in dataset.batches(inputs.batch.clamp(CALIBRATION_BATCH)):
-                yield model.run(batch.feeds)
-                done += len(batch)
-                report(f"{done} of {len(dataset)} samples")
-
-    observers = observe(batches(), placement.tensors)
-    return table_from_observers(
-        observers, inputs.recipe, samples=done, model_sha256=model_sha256, data_sha256=dataset.sha256
+    run = Pass(
+        model=path,
+        model_sha256=model_sha256,
+        channel_axes=channel_axes(prepared.graph, placement.activations),
+        dataset=inputs.calibration,
+        batch_size=inputs.batch.clamp(CALIBRATION_BATCH),
+        mask=padding_mask(inputs.recipe, inputs.calibration.specs),
+        keep_rows=keep_rows,
     )
+    return observe_model(run, note, warn, checkpoint)
 
 
 def plan_quantization(prepared: Prepared, recipe: QuantRecipe, native: OnnxNative) -> Placement:
@@ -172,33 +237,110 @@ def plan_quantization(prepared: Prepared, recipe: QuantRecipe, native: OnnxNativ
     from trtforge.quantization.placement import plan_placement
 
     prepared.infer_shapes(native)
-    return plan_placement(prepared.graph, prepared.shapes, recipe)
+    largest = infer_shapes_at(prepared.graph, prepared.largest, native) if recipe.attention else None
+    return plan_placement(prepared.graph, prepared.shapes, recipe, largest=largest)
+
+
+def plan_weights(prepared: Prepared, precision: Precision, recipe: QuantRecipe) -> Placement:
+    """Which weights a weight-only build stores in a low format.
+
+    Raises:
+        InputError: none can be.
+    """
+    from trtforge.quantization.formats import FORMATS
+    from trtforge.quantization.weight_only import plan_weight_only
+
+    placement = plan_weight_only(prepared.graph, recipe, FORMATS[precision.quantization or ""])
+    if not placement.weights:
+        raise nothing_to_quantize(precision, placement)
+    return placement
+
+
+def check_arrived(precision: Precision, placement: Placement) -> None:
+    """Refuse FP8 for a model that came with Q/DQ: a product would get operands in two formats, and run in neither.
+
+    Raises:
+        InputError: it did.
+    """
+    if precision.quantization == "fp8" and (placement.kept_quantized or placement.reused):
+        nodes = [*(entry.node for entry in placement.kept_quantized), *(site.node for site in placement.reused)]
+        raise InputError(
+            "--fp8 cannot complete a model that came with Q/DQ",
+            f"node {nodes[0]!r} has it already, and both operands of a product need one format",
+            "build it with --int8, or start from the float model",
+        )
+
+
+def nothing_to_quantize(precision: Precision, placement: Placement) -> InputError:
+    """The error of a model of which every node stays as it is."""
+    if arrived := getattr(placement, "kept_quantized", ()):
+        from trtforge.quantization.arrived import everything_quantized
+
+        return everything_quantized(arrived)
+    kept = placement.kept_float
+    return InputError(
+        f"--{precision.quantization} has nothing to quantize in this model",
+        "; ".join(f"{entry.node}: {entry.reason}" for entry in kept[:4]) or "it has no Conv or MatMul",
+        "build it with --fp16",
+    )
 
 
 def lower(
-    graph: gs.Graph, precision: Precision, placement: Placement | None, table: CalibrationTable | None
+    graph: gs.Graph,
+    precision: Precision,
+    quantizer: Quantizer | None,
+    stored: StoredWeights | None = None,
+    kept: Mapping[str, str] | None = None,
 ) -> Lowered:
     """A copy of the graph in the precision asked for: Q/DQ first, then casts.
 
     Args:
         graph: the prepared graph; it is not changed.
         precision: the types.
-        placement: where Q/DQ goes; None for none.
-        table: amax of the placement's tensors.
+        quantizer: inserts Q/DQ; None for none.
+        stored: the weights of a weight-only build.
+        kept: nodes that the quantizer leaves float, and why.
+
+    Raises:
+        InputError: the graph's opset is too low for the format.
     """
     graph = copy_graph(graph)
     qdq = cast = None
-    if placement is not None and table is not None:
-        from trtforge.quantization.qdq import insert_qdq
-
-        qdq = insert_qdq(graph, placement, table.amax_of(placement.tensors), FLOAT_DTYPES[precision.base])
+    observed: dict[str, float] = {}
+    if stored is not None or quantizer is not None:
+        check_opset(graph, precision)
+    if quantizer is not None:
+        qdq = quantizer.quantize(graph, kept)
+        observed = {name: max(abs(r.min), abs(r.max)) for name, r in quantizer.table.tensors.items()}
+    elif stored is not None:
+        qdq = stored.insert(graph)
     dtype = FLOAT_DTYPES[precision.base]
     if dtype != "float32":
+        from trtforge.quantization.arrived import raise_small_scales
         from trtforge.quantization.cast import cast_graph
+        from trtforge.quantization.conv_scales import move_channel_scales
 
-        observed = {name: max(abs(r.min), abs(r.max)) for name, r in table.tensors.items()} if table else {}
+        raise_small_scales(graph, np.dtype(dtype))
+        move_channel_scales(graph, np.dtype(dtype))
         cast = cast_graph(graph, dtype, observed)
     return Lowered(graph, qdq, cast)
+
+
+def check_opset(graph: gs.Graph, precision: Precision) -> None:
+    """Refuse a graph whose opset, which onnx could not raise, lacks the number format.
+
+    Raises:
+        InputError: it does.
+    """
+    from trtforge.quantization.formats import FORMATS
+
+    needed = FORMATS[precision.quantization or "int8"].opset
+    if graph.opset < needed:
+        raise InputError(
+            f"--{precision.quantization} needs opset {needed}; this model stays at opset {graph.opset}",
+            "DequantizeLinear does not know the format before, and onnx could not raise the model's opset",
+            f"export the model with opset {needed} or newer",
+        )
 
 
 def check_lint(graph: gs.Graph) -> tuple[Finding, ...]:

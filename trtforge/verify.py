@@ -70,45 +70,56 @@ def plan_runs(dataset: Dataset, opt_batch: int, min_batch: int) -> list[Run]:
     return runs
 
 
-def score(
-    model: ReferenceModel,
-    candidates: Sequence[Candidate],
-    runs: Sequence[Run],
-    metric: str | None,
-    work: Path,
-    report: Callable[[str], None],
-) -> dict[str, Scores]:
-    """Score the candidates, and the reference itself for the metrics.
+class MetricError(InputError):
+    """The user's metric failed."""
+
+
+class Scorer:
+    """Scores candidates, one after the other, against a reference that runs once.
 
     Args:
         model: the reference as ONNX Runtime has it loaded; the candidates are loaded in its place.
-        candidates: graphs with the same inputs and outputs.
         runs: the first one gives the metrics.
         metric: the user's `module:function(outputs, reference, feeds)`, which returns a number or a dictionary of
             them; all three arguments are dictionaries of arrays over all samples.
         work: a folder for the reference's outputs.
         report: takes progress notes.
 
-    Returns:
-        Scores by candidate name, and "fp32" for the reference (no batches, metrics only).
-
-    Raises:
-        InputError: ONNX Runtime cannot run one of them, outputs differ in shape, or the metric fails.
+    Attributes:
+        exact: the metrics of the reference itself.
+        figure: the first figure that the user's metric gives; None without a metric.
     """
-    function = load_function(metric, "metric") if metric else None
-    spools = [_Spool(work / f"reference-{index}") for index in range(len(runs))]
-    exact = _Meter(function)
-    for run, spool in zip(runs, spools, strict=True):
-        for batch in _with_progress(run, "fp32 reference", report):
-            outputs = model.run(batch.feeds)
-            spool.append(outputs)
-            if run is runs[0]:
-                exact.add(batch, outputs)
-    result = {"fp32": Scores((), exact.result(exact))}
-    for candidate in candidates:
-        model.load(candidate.path, as_written=True)
-        result[candidate.name] = _score_one(model, candidate, runs, spools, exact, report)
-    return result
+
+    def __init__(
+        self,
+        model: ReferenceModel,
+        runs: Sequence[Run],
+        metric: str | None,
+        work: Path,
+        report: Callable[[str], None],
+    ) -> None:
+        self._model = model
+        self._runs = runs
+        self._report = report
+        self._spools = [_Spool(work / f"reference-{index}") for index in range(len(runs))]
+        self._meter = _Meter(load_function(metric, "metric") if metric else None)
+        for run, spool in zip(runs, self._spools, strict=True):
+            for batch in _with_progress(run, "fp32 reference", report):
+                outputs = model.run(batch.feeds)
+                spool.append(outputs)
+                if run is runs[0]:
+                    self._meter.add(batch, outputs)
+        self.exact = Scores((), self._meter.result(self._meter))
+        self.figure = self._meter.figure
+
+    def score(self, candidate: Candidate) -> Scores:
+        """Figures of one candidate, a graph with the reference's inputs and outputs.
+
+        Raises:
+            InputError: ONNX Runtime cannot run it, outputs differ in shape, or the metric fails.
+        """
+        self._model.load(candidate.path, as_written=True)
+        return _score_one(self._model, candidate, self._runs, self._spools, self._meter, self._report)
 
 
 def find_worst_nodes(
@@ -209,6 +220,7 @@ class _Meter:
 
     def __init__(self, function: Callable[..., Any] | None) -> None:
         self.function = function
+        self.figure: str | None = None
         self._hits = 0.0
         self._labelled = 0
         self._outputs: list[Mapping[str, np.ndarray]] = []
@@ -222,28 +234,49 @@ class _Meter:
             self._labelled += len(batch)
         if self.function is not None:
             self._outputs.append(outputs)
-            labels = {} if batch.labels is None else {LABELS: batch.labels}
-            self._feeds.append({**batch.feeds, **labels})
+            self._feeds.append(feeds_and_labels(batch))
 
     def result(self, reference: _Meter) -> dict[str, float]:
         """Metric values by name; `reference` holds the fp32 outputs of the same batches."""
         values = {"top1": self._hits / self._labelled} if self._labelled else {}
         if self.function is None:
             return values
-        arguments = [_concatenate(part) for part in (self._outputs, reference._outputs, self._feeds)]
-        try:
-            found = self.function(*arguments)
-            named = found if isinstance(found, Mapping) else {"metric": found}
-            values |= {str(name): float(value) for name, value in named.items()}
-        except USER_ERRORS as err:
-            raise InputError(
-                "the metric function failed",
-                f"{type(err).__name__}: {err}",
-                "it takes (outputs, reference, feeds), dictionaries of arrays, and returns a number or a dictionary",
-            ) from err
-        if not all(math.isfinite(value) for value in values.values()):
-            raise InputError("the metric function returned NaN or Inf", f"got {values}", "return finite numbers")
-        return values
+        figures = call_metric(self.function, self._outputs, reference._outputs, self._feeds)
+        self.figure = next(iter(figures), None)
+        return values | figures
+
+
+def feeds_and_labels(batch: Batch) -> dict[str, np.ndarray]:
+    """What the user's metric is given of a batch."""
+    return batch.feeds if batch.labels is None else {**batch.feeds, LABELS: batch.labels}
+
+
+def call_metric(
+    function: Callable[..., Any],
+    outputs: Sequence[Mapping[str, np.ndarray]],
+    reference: Sequence[Mapping[str, np.ndarray]],
+    feeds: Sequence[Mapping[str, np.ndarray]],
+) -> dict[str, float]:
+    """The figures of the user's metric over some batches, by name; a bare number is called "metric".
+
+    Raises:
+        InputError: the batches differ in shape.
+        MetricError: it failed, or returned what is no finite number.
+    """
+    arguments = [_concatenate(part) for part in (outputs, reference, feeds)]
+    try:
+        found = function(*arguments)
+        named = found if isinstance(found, Mapping) else {"metric": found}
+        values = {str(name): float(value) for name, value in named.items()}
+    except USER_ERRORS as err:
+        raise MetricError(
+            "the metric function failed",
+            f"{type(err).__name__}: {err}",
+            "it takes (outputs, reference, feeds), dictionaries of arrays, and returns a number or a dictionary",
+        ) from err
+    if not all(math.isfinite(value) for value in values.values()):
+        raise MetricError("the metric function returned NaN or Inf", f"got {values}", "return finite numbers")
+    return values
 
 
 def _concatenate(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from trtforge import __version__
-from trtforge.cli import build, calibrate, doctor, inspect, profile, quantize, signals, verify
+from trtforge.cli import build, calibrate, doctor, inspect, lint, profile, quantize, signals, verify
 from trtforge.errors import InternalError, TrtForgeError, UnavailableError
 
 _INTERRUPTED = 130
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (build, inspect, profile, calibrate, quantize, verify, doctor):
+for module in (build, inspect, lint, profile, calibrate, quantize, verify, doctor):
     app.command(module.NAME)(module.command)
 
 

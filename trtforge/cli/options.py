@@ -32,10 +32,27 @@ ProfileOption = Annotated[
 Recipe = Annotated[
     str | None, typer.Option(metavar="FILE|NAME", help="How to quantize: a YAML file or a shipped recipe.")
 ]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        metavar="VALUE",
+        help="What must be reached: the mean cosine of every output, or with --metric its first figure. Nodes stay "
+        "float where that takes it.",
+    ),
+]
 Metric = Annotated[
     str | None,
     typer.Option(metavar="MODULE:FUNCTION", help="Your own figure: function(outputs, reference, feeds) -> number."),
 ]
-Fp16 = Annotated[bool, typer.Option("--fp16", help="Run in fp16 (with --int8: what is not INT8; the default then).")]
-Bf16 = Annotated[bool, typer.Option("--bf16", help="Run in bf16 (with --int8: what is not INT8).")]
-Fp32 = Annotated[bool, typer.Option("--fp32", help="Keep the model's own precision (with --int8: for the rest).")]
+Fp16 = Annotated[bool, typer.Option("--fp16", help="Run in fp16; when quantizing: what is not, which is the default.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="Run in bf16; when quantizing: what is not.")]
+Fp32 = Annotated[bool, typer.Option("--fp32", help="Keep the model's own precision; when quantizing: for the rest.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Quantize weighted nodes to INT8, per channel.")]
+Fp8 = Annotated[bool, typer.Option("--fp8", help="Quantize weighted nodes to FP8 (E4M3), for sm_89 and newer.")]
+Int4 = Annotated[
+    bool, typer.Option("--int4", help="Store weights in INT4, in blocks of 128; they are multiplied in the float type.")
+]
+Int8Weights = Annotated[
+    bool,
+    typer.Option("--int8-weights", help="Store weights in INT8, per channel; they are multiplied in the float type."),
+]

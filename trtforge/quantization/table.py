@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pydantic
 
 from trtforge.errors import InputError
@@ -21,16 +23,36 @@ from trtforge.textfile import FileModel, parse_json, read_text, validate
 Sha256 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
 
 
+class Equalization(FileModel):
+    """What is done to an activation's channels before it is quantized: `x * multiplier - offset` (equalize.py).
+
+    Attributes:
+        alpha: of SmoothQuant; null where the multipliers are 1.
+        multiplier: `[C]`, positive normal numbers of float16.
+        offset: `[C]` numbers that float16 holds, or null.
+    """
+
+    alpha: Annotated[float, pydantic.Field(ge=0.0, le=1.0)] | None
+    multiplier: tuple[Annotated[float, pydantic.Field(ge=2.0**-14, le=65504.0)], ...]
+    offset: tuple[Annotated[float, pydantic.Field(ge=-65504.0, le=65504.0)], ...] | None = None
+
+    def apply(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The equalized rows, `[R, C]`."""
+        scaled = rows * np.asarray(self.multiplier, np.float32)
+        return scaled if self.offset is None else scaled - np.asarray(self.offset, np.float32)
+
+
 class TensorRange(FileModel):
     """What calibration decided and saw for one activation.
 
     Attributes:
-        amax: the absolute value that maps to 127.
+        amax: the absolute value that maps to 127; of the equalized tensor where there is an equalization.
         axis: activations have one scale, so always null.
         min: smallest finite value seen.
         max: largest finite value seen.
         rms: root mean square of the finite values; max / rms tells how far outliers stand out.
         non_finite: NaN and infinities seen and ignored.
+        equalization: what is done to its channels first; null for nothing.
     """
 
     amax: Annotated[float, pydantic.Field(ge=0.0)]
@@ -39,6 +61,7 @@ class TensorRange(FileModel):
     max: float
     rms: float
     non_finite: Annotated[int, pydantic.Field(ge=0)] = 0
+    equalization: Equalization | None = None
 
 
 class CalibrationTable(FileModel):

@@ -13,12 +13,13 @@ from importlib import resources
 
 from trtforge.manifest import Manifest
 from trtforge.quantization.table import CalibrationTable
-from trtforge.report import accuracy, calibration, engine, precision, summary
+from trtforge.report import accuracy, calibration, engine, precision, sensitivity, summary
 from trtforge.report.markup import Html, el
 
 _SECTIONS = {
     "accuracy": "Accuracy",
     "precision": "Precision",
+    "sensitivity": "Sensitivity",
     "calibration": "Calibration",
     "interface": "Inputs, outputs, profiles",
     "fusion": "Fusion",
@@ -42,6 +43,7 @@ def render_report(manifest: Manifest, table: CalibrationTable | None) -> str:
     sections = {
         "accuracy": accuracy.accuracy(manifest),
         "precision": precision.precision(manifest),
+        "sensitivity": sensitivity.sensitivity(manifest),
         "calibration": calibration.calibration(manifest, table),
         "interface": engine.interface(manifest),
         "fusion": precision.fusion(manifest),

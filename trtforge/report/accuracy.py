@@ -47,17 +47,20 @@ def _outputs(parity: ParityInfo) -> Html:
             figures.cosine(output.cosine_min),
             figures.decibel(output),
             figures.significant(output.max_abs_error),
-            _mark(output, parity.budget),
+            _mark(output, parity),
         ]
         for batch, samples, name, output in found
     ]
-    return block(f"Outputs against fp32, budget {parity.budget:g}", long_table(columns, rows))
+    budget = f", budget {parity.budget:g}" if parity.figure is None else ""
+    return block(f"Outputs against fp32{budget}", long_table(columns, rows))
 
 
-def _mark(output: OutputParity, budget: float) -> Html:
+def _mark(output: OutputParity, parity: ParityInfo) -> Html:
     if output.nan:
         return el("span", "NaN or Inf", class_="mark bad")
-    is_missed = misses_budget(output, budget)
+    if parity.figure is not None:
+        return Html("-")
+    is_missed = misses_budget(output, parity.budget)
     return el("span", "missed" if is_missed else "met", class_="mark bad" if is_missed else "mark good")
 
 
@@ -75,7 +78,8 @@ def _metrics(parity: ParityInfo) -> Html:
             difference = values["candidate"] - values["fp32"]
             change = f"{100 * difference:+.2f} points" if name == "top1" else f"{difference:+.4g}"
         rows.append([metric_title(name), *(write(values[key]) if key in values else "-" for key in keys), change])
-    return block("Task metrics", table(columns, rows))
+    budget = f"The budget is {parity.budget:g}, on {metric_title(parity.figure)}." if parity.figure is not None else ""
+    return block("Task metrics", table(columns, rows), note(budget) if budget else "")
 
 
 def _steps(parity: ParityInfo) -> Html:
@@ -123,5 +127,6 @@ def _basis(parity: ParityInfo) -> Html:
     parts = [f"Reference: {parity.reference}. Candidate: {parity.candidate}."]
     if parity.samples:
         parts.append(f" {figures.count(parity.samples, 'sample')}.")
-    parts.append(" Cosines are per sample over the flattened output, rounded down; the mean decides.")
+    decides = "; the mean decides" if parity.figure is None else ""
+    parts.append(f" Cosines are per sample over the flattened output, rounded down{decides}.")
     return note(*parts)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 from trtforge.manifest import Manifest, ParityInfo
 from trtforge.parity import OutputParity, misses_budget
 from trtforge.report import figures
 from trtforge.report.markup import NOTHING, Html, command, el
+from trtforge.spec import CALIBRATED
 
 ENGINE_NAME = "model.engine"
 GRAPH_NAME = "model.onnx"
@@ -44,6 +46,11 @@ def verdict(parity: ParityInfo) -> Verdict:
         reason = f" ({parity.note.rstrip('.')})" if parity.note else ""
         return Verdict("NOT VERIFIED", "unknown", f"No output was compared{reason}, so its accuracy is not known.")
     budget = f"{parity.budget:g}"
+    if parity.figure is not None:
+        value = parity.metrics.get(parity.figure, {}).get("candidate", math.nan)
+        meaning = f"The budget is {budget} on {metric_title(parity.figure)}, which is {value:.6g}."
+        word, style = ("PASSED", "good") if parity.passed else ("FAILED", "bad")
+        return Verdict(word, style, f"{meaning} Compared with: {parity.reference}.")
     if parity.passed:
         meaning = f"Every output is finite and its mean cosine reaches the budget of {budget}."
         return Verdict("PASSED", "good", f"{meaning} Compared with: {parity.reference}.")
@@ -121,8 +128,9 @@ def _accuracy_cards(parity: ParityInfo) -> Iterator[tuple[str, str, str]]:
         lowest = min(output.cosine for output in outputs)
         scope = "" if len(outputs) == 1 else "lowest mean; "
         worst = min(output.cosine_min for output in outputs)
-        detail = f"{scope}budget {parity.budget:g}, worst sample {figures.cosine(worst)}"
-        missed = any(misses_budget(output, parity.budget) for output in outputs)
+        budget = f"budget {parity.budget:g}, " if parity.figure is None else ""
+        detail = f"{scope}{budget}worst sample {figures.cosine(worst)}"
+        missed = parity.figure is None and any(misses_budget(output, parity.budget) for output in outputs)
         value = el("span", figures.cosine(lowest), class_="mark bad") if missed else figures.cosine(lowest)
         yield "Cosine to fp32", value, detail
     for name, values in list(parity.metrics.items())[:2]:
@@ -150,6 +158,10 @@ def _size_cards(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
     engine, graph = manifest.files.get(ENGINE_NAME), manifest.files.get(GRAPH_NAME)
     if engine is not None:
         yield "Engine", figures.size(engine.bytes), "" if graph is None else f"{GRAPH_NAME} {figures.size(graph.bytes)}"
+    for dtype, stored in manifest.precision.weights.items():
+        title = f"Weights in {figures.type_name(dtype)}"
+        detail = f"{figures.size(stored.bytes)} with scales, instead of {figures.size(stored.float_bytes)}"
+        yield title, f"{stored.count:,}", detail
 
 
 def _plan_cards(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
@@ -161,8 +173,9 @@ def _plan_cards(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
     yield "Kernels", f"{plan.kernels:,}", f"GEMM and convolution: {gemms}" if gemms else ""
     shares = manifest.precision.gemm_flops_fraction
     if shares:
-        is_int8 = "int8" in manifest.precision.requested
-        dtype = "int8" if is_int8 else max(shares, key=lambda key: shares[key])
+        asked_for = manifest.precision.requested.partition("+")[0]
+        # The products of a weight-only build run in its float type.
+        dtype = asked_for if asked_for in CALIBRATED else max(shares, key=lambda key: shares[key])
         others = ", ".join(
             f"{figures.percent(share)} {figures.type_name(key)}"
             for key, share in shares.items()

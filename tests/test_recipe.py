@@ -16,7 +16,17 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_none_gives_the_defaults() -> None:
     assert load_recipe(None) == QuantRecipe(
-        version=1, method="percentile", percentile=99.999, weights="per_channel", exclude=()
+        version=1,
+        method="minmax",
+        weights="per_channel",
+        weight_range="minmax",
+        smooth="auto",
+        shift=True,
+        bias_correction=True,
+        rounding="learned",
+        attention=False,
+        mask="auto",
+        exclude=(),
     )
 
 
@@ -75,8 +85,16 @@ def test_a_folder_does_not_hide_a_shipped_recipe(tmp_path: Path, monkeypatch: py
 def test_fingerprint_covers_every_field() -> None:
     changed = [
         QuantRecipe(),
-        QuantRecipe(method="minmax"),
+        QuantRecipe(method="percentile"),
         QuantRecipe(percentile=99.0),
+        QuantRecipe(weight_range="mse"),
+        QuantRecipe(smooth="none"),
+        QuantRecipe(smooth=0.5),
+        QuantRecipe(shift=False),
+        QuantRecipe(bias_correction=False),
+        QuantRecipe(rounding="nearest"),
+        QuantRecipe(attention=True),
+        QuantRecipe(mask="none"),
         QuantRecipe(weights="per_tensor"),
         QuantRecipe(exclude=("a",)),
         QuantRecipe(exclude=("a", "b")),

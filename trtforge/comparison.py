@@ -37,15 +37,12 @@ from trtforge.method_table import (
     vary,
 )
 from trtforge.progress import Note, Stopwatch
-from trtforge.quantization.calibrate import table_from_observers
 from trtforge.quantization.checkpoint import open_checkpoint
-from trtforge.quantization.equalize import equalize_layers
 from trtforge.quantization.formats import INT8
-from trtforge.quantization.matrix import find_layers
 from trtforge.quantization.observation import Observation
 from trtforge.quantization.placement import Placement
 from trtforge.quantization.quantizer import Quantizer, with_rounded_weights
-from trtforge.quantization.rounding import decides_weights
+from trtforge.quantization.ranges import choose_ranges, needs_rows
 from trtforge.recipe import CalibrationMethod, QuantRecipe
 from trtforge.reference import ReferenceModel
 from trtforge.spec import Precision
@@ -236,30 +233,26 @@ def _measure(
         quantized_nodes=len(lowered.qdq.nodes),
         smoothed_tensors=sum(entry.equalization is not None for entry in quantizer.table.tensors.values()),
         seconds=round(seconds, 3),
-        state_bytes=_state_bytes(observed.observation, _searches(recipe) or decides_weights(recipe)),
+        state_bytes=_state_bytes(observed.observation, needs_rows(recipe)),
     )
 
 
 def _choose(observed: _Observed, recipe: QuantRecipe, placement: Placement, note: Note) -> Quantizer:
     """What `quantize` with this recipe would use."""
     observation, graph = observed.observation, observed.prepared.graph
-    layers = find_layers(graph, placement) if _searches(recipe) else []
     model_sha256, data_sha256 = observed.hashes
-    table = table_from_observers(
-        observation.observers,
+    table = choose_ranges(
+        graph,
+        placement,
+        observation,
         recipe,
-        samples=observation.samples,
         model_sha256=model_sha256,
         data_sha256=data_sha256,
-        equalized=equalize_layers(layers, observation, recipe, note),
+        is_int8=True,
+        note=note,
     )
     rows = {name: sampler.rows() for name, sampler in observation.rows.items()}
     return with_rounded_weights(Quantizer(placement, table, INT8, np.float32), graph, rows, recipe, note)
-
-
-def _searches(recipe: QuantRecipe) -> bool:
-    """Whether activations are equalized."""
-    return recipe.smooth != "none" or recipe.shift
 
 
 def _state_bytes(observation: Observation, uses_rows: bool) -> int:

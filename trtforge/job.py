@@ -248,7 +248,7 @@ class Job:
                     note,
                     self.warn,
                     checkpoint,
-                    equalize=precision.quantization == "int8",
+                    is_int8=precision.quantization == "int8",
                 )
         number_format = FORMATS[precision.quantization or "int8"]
         return Quantizer(placement, table, number_format, FLOAT_DTYPES[precision.base]), rows

@@ -52,7 +52,7 @@ class QuantRecipe(FileModel):
     """
 
     version: Literal[1] = 1
-    method: CalibrationMethod = "percentile"
+    method: CalibrationMethod = "minmax"
     percentile: Annotated[float, pydantic.Field(gt=50.0, le=100.0)] = 99.999
     weights: Literal["per_channel", "per_tensor"] = "per_channel"
     weight_range: Literal["minmax", "mse"] = "minmax"

@@ -151,37 +151,40 @@ def calibrate_table(
     warn: Callable[[str], None],
     checkpoint: Checkpoint | None = None,
     *,
-    equalize: bool = True,
+    is_int8: bool = True,
 ) -> tuple[CalibrationTable, dict[str, Rows]]:
     """Run the calibration samples through the fp32 graph and choose range and equalization of every tensor to quantize.
 
     Args:
-        equalize: smooth and shift as the recipe says; FP8, whose steps grow with the values, gains nothing from it.
+        is_int8: see `choose_ranges`.
         Others, Raises: see `observe_activations`.
 
     Returns:
         The table, and rows of the activations where the recipe needs any.
     """
-    from trtforge.quantization.calibrate import table_from_observers
-    from trtforge.quantization.equalize import equalize_layers
-    from trtforge.quantization.matrix import find_layers
-    from trtforge.quantization.rounding import decides_weights
+    from trtforge.quantization.ranges import choose_ranges, needs_rows
 
-    recipe = inputs.recipe
-    is_equalized = equalize and (recipe.smooth != "none" or recipe.shift)
-    keep_rows = is_equalized or (equalize and decides_weights(recipe))
     observation = observe_activations(
-        prepared, placement, inputs, model_sha256, work, note, warn, checkpoint, keep_rows=keep_rows
+        prepared,
+        placement,
+        inputs,
+        model_sha256,
+        work,
+        note,
+        warn,
+        checkpoint,
+        keep_rows=is_int8 and needs_rows(inputs.recipe),
     )
-    layers = find_layers(prepared.graph, placement) if is_equalized else []
     assert inputs.calibration is not None
-    table = table_from_observers(
-        observation.observers,
-        recipe,
-        samples=observation.samples,
+    table = choose_ranges(
+        prepared.graph,
+        placement,
+        observation,
+        inputs.recipe,
         model_sha256=model_sha256,
         data_sha256=inputs.calibration.sha256,
-        equalized=equalize_layers(layers, observation, recipe, note),
+        is_int8=is_int8,
+        note=note,
     )
     return table, {name: sampler.rows() for name, sampler in observation.rows.items()}
 

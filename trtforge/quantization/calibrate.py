@@ -205,6 +205,7 @@ def table_from_observers(
     model_sha256: str,
     data_sha256: str,
     equalized: Mapping[str, Candidate] | None = None,
+    exact: Mapping[str, float] | None = None,
 ) -> CalibrationTable:
     """The calibration table that `recipe.method` gives for what was observed.
 
@@ -215,11 +216,13 @@ def table_from_observers(
         model_sha256: of the source model.
         data_sha256: of the calibration data.
         equalized: what is done to some activations first, which gives them another amax.
+        exact: amax of activations for which no method is needed.
     """
     changed = equalized or {}
+    given = {**(exact or {}), **{name: candidate.amax for name, candidate in changed.items()}}
     ranges = {
         name: TensorRange(
-            amax=float(np.float32(changed[name].amax if name in changed else choose_amax(observer, recipe))),
+            amax=float(np.float32(given[name] if name in given else choose_amax(observer, recipe))),
             min=observer.minimum,
             max=observer.maximum,
             rms=float(np.float32(observer.rms)),

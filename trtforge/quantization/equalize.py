@@ -118,12 +118,12 @@ class _Seen:
 
     Attributes:
         low, high: extremes by channel, `[C]`.
-        rows: for methods that look at more than the extremes.
+        rows: for methods that look at more than the extremes; None leaves it at these, as the search does.
     """
 
     low: np.ndarray
     high: np.ndarray
-    rows: Floats
+    rows: Floats | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class _Search:
 
     def _fold(self, seen: Floats, rows: Floats, wanted: int) -> _Fold:
         few = rows[:: max(1, len(rows) // wanted)]
-        return _Fold(_Seen(seen.min(axis=0), seen.max(axis=0), seen), few, few @ self.matrix)
+        return _Fold(_Seen(seen.min(axis=0), seen.max(axis=0), None), few, few @ self.matrix)
 
     def best(self) -> Candidate:
         """The candidate with the least error; plain unless another one gains enough."""
@@ -212,7 +212,7 @@ class _Search:
             offset = np.asarray(centre.astype(np.float16).astype(np.float32))
             bound = np.maximum(seen.high * multiplier - offset, offset - seen.low * multiplier)
             candidate = dataclasses.replace(candidate, offset=offset, amax=float(np.max(bound)))
-        if self.recipe.method == "minmax":
+        if self.recipe.method == "minmax" or seen.rows is None:
             return candidate
         observer = StreamingObserver()
         observer.update(candidate.transform(seen.rows))

@@ -111,6 +111,7 @@ def pass_notes(prepared: Prepared, lowered: Lowered) -> tuple[str, ...]:
     notes = prepared.normalised.notes + prepared.mended
     if lowered.qdq is not None:
         notes += lowered.qdq.notes
+        notes += tuple(f"{entry.node} came quantized: {entry.reason}" for entry in lowered.qdq.kept_quantized)
     if lowered.cast is not None and lowered.cast.clamped_constants:
         names = ", ".join(lowered.cast.clamped_constants)
         notes += (f"values beyond the range of {lowered.cast.dtype} were replaced by large finite ones in {names}",)

@@ -72,3 +72,8 @@ def test_scales_that_came_are_those_of_the_source_in_float16(built: trtforge.Bui
     for node, scale in (("q_x", SCALE_X), ("dq_x", SCALE_X), ("q_h", SCALE_H), ("dq_h", SCALE_H)):
         assert values[nodes[node].input[1]] == np.float16(scale)
     assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 4
+
+
+def test_the_manifest_says_what_came_quantized(built: trtforge.BuildResult) -> None:
+    came = [note for note in built.manifest.notes if " came quantized: " in note]
+    assert len(came) >= 2 and all(len(note.split(" came quantized: ")[1]) > 10 for note in came)

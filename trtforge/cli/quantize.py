@@ -60,6 +60,7 @@ def command(
     with progress_reporter() as report:
         result = quantize(spec, path, report)
     kept = [{"node": entry.node, "reason": entry.reason} for entry in result.qdq.kept_float]
+    arrived = [{"node": entry.node, "reason": entry.reason} for entry in result.qdq.kept_quantized]
     if as_json:
         print_json(
             {
@@ -67,6 +68,7 @@ def command(
                 "precision": precision.name,
                 "quantized": list(result.qdq.nodes),
                 "kept_float": kept,
+                "kept_quantized": arrived,
                 "lint": [finding.what for finding in result.findings],
                 "sensitivity": None if result.sensitivity is None else result.sensitivity.model_dump(mode="json"),
             }
@@ -75,6 +77,9 @@ def command(
     sys.stdout.write(f"{plain(str(path))}\n  {len(result.qdq.nodes)} nodes quantized, {len(kept)} kept float\n")
     if kept:
         print_table([(entry["node"], entry["reason"]) for entry in kept])
+    if arrived:
+        sys.stdout.write(f"  {len(arrived)} nodes came quantized\n")
+        print_table([(entry["node"], entry["reason"]) for entry in arrived])
     if result.sensitivity is not None:
         print_sensitivity(result.sensitivity)
     return 0 if result.passed else 1

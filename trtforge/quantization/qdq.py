@@ -24,7 +24,7 @@ import onnx_graphsurgeon as gs
 from trtforge.graph.edit import InputEdits
 from trtforge.graph.names import UniqueNames
 from trtforge.quantization.formats import INT8, NumberFormat, QuantizedWeight, check_finite, smallest_scale
-from trtforge.quantization.placement import KeptFloat, Placement, WeightSite
+from trtforge.quantization.sites import KeptFloat, KeptQuantized, Placement, WeightSite
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class QdqReport:
         kept_float: every candidate that stays float: the placement's, and those with an activation or weight that is
             zero or too small for a scale.
         notes: sentences on how it was done.
+        kept_quantized: nodes that came with Q/DQ, and what was made of it.
     """
 
     nodes: tuple[str, ...]
@@ -45,6 +46,7 @@ class QdqReport:
     weights: tuple[str, ...]
     kept_float: tuple[KeptFloat, ...]
     notes: tuple[str, ...] = ()
+    kept_quantized: tuple[KeptQuantized, ...] = ()
 
 
 def insert_qdq(

@@ -63,7 +63,7 @@ class Quantizer:
             if name in self.rounded.biases:
                 biases.add(nodes[name], self.rounded.biases[name])
         biases.finish()
-        return report
+        return dataclasses.replace(report, kept_quantized=placement.kept_quantized)
 
 
 def with_rounded_weights(

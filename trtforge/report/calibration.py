@@ -208,7 +208,10 @@ def _ranges(activations: Sequence[Activation]) -> Html:
     rows = [_range_row(index, activation, is_measured) for index, activation in enumerate(activations)]
     if not rows:
         return NOTHING
-    clipped = note("Values beyond amax are clipped; percentile methods do so on purpose.")
+    clipped = note(
+        "Values beyond amax are clipped; percentile, entropy and mse do so on purpose. amax is that of the smoothed "
+        "and shifted activation, where there is one, the other columns are those of the model's own."
+    )
     content = join([table(columns, rows, filterable=True), clipped if is_measured else NOTHING])
     return fold(f"Ranges of {figures.count(len(rows), 'activation')} as a table", content)
 

@@ -144,3 +144,15 @@ def test_methods_and_mask_of_a_recipe_make_a_table(
     np.savez("data.npz", **few)
     assert run([*COMMAND, "--recipe", "recipe.yaml"]) == 0
     assert f"{method}, 64 samples" in capsys.readouterr().out
+
+
+def test_force_does_not_replace_what_the_command_reads(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path("data.npz").read_bytes()
+    assert run(["calibrate", COMMAND[1], "--calib", "data.npz", "-o", "data.npz", "--force"]) == 2
+    assert "error: data.npz is what this command reads" in capsys.readouterr().err
+    assert Path("data.npz").read_bytes() == data
+    model = Path(COMMAND[1])
+    source = model.read_bytes()
+    assert run(["quantize", COMMAND[1], "--calib", "data.npz", "-o", COMMAND[1], "--force"]) == 2
+    assert f"error: {model} is what this command reads" in capsys.readouterr().err
+    assert model.read_bytes() == source

@@ -20,7 +20,7 @@ from trtforge.errors import InputError
 from trtforge.isolation import Child
 from trtforge.progress import Reporter, ignore
 from trtforge.spec import BuildSpec, Precision
-from trtforge.staging import check_free, open_staging
+from trtforge.staging import check_free, check_not_read, open_staging
 from trtforge.target import check_quantization, rtx_target_from_option
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     Raises:
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
+    check_not_read(output, (spec.source, spec.calib, spec.recipe, spec.profile))
     check_free(output, spec.force)
     _check_budget(spec)
     with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:

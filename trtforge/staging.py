@@ -15,7 +15,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trtforge.errors import InputError, UnavailableError
@@ -116,6 +116,17 @@ def check_free(path: Path, force: bool) -> None:
             raise InputError(f"{path} cannot be written", "it is no regular file", "choose another path with -o")
         if path.exists() and not force:
             raise InputError(f"{path} exists", "it is not replaced unasked", "give --force or another path with -o")
+
+
+def check_not_read(path: Path, sources: Iterable[Path | str | None]) -> None:
+    """Refuse to write over what the command reads, which `--force` does not mean either.
+
+    Raises:
+        InputError: they are one file.
+    """
+    for source in sources:
+        if source is not None and path.exists() and Path(source).exists() and path.samefile(source):
+            raise InputError(f"{path} is what this command reads", "it would be lost", "choose another path with -o")
 
 
 def write_text(path: Path, text: str, force: bool) -> None:

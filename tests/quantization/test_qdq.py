@@ -260,3 +260,11 @@ def test_same_graph_gives_the_same_bytes():
     assert model_of(first).SerializeToString(deterministic=True) == model_of(second).SerializeToString(
         deterministic=True
     )
+
+
+def test_range_beyond_every_scale_leaves_its_node_float():
+    graph = mlp()
+    report = insert(graph, {"x": 2.0, "r": 1e30}, np.float16)
+    assert report.nodes == ("up",)
+    assert report.kept_float == (KeptFloat("down", "its input 'r' reaches 1e+30, beyond every float16 scale"),)
+    assert insert(mlp(), {"x": 2.0, "r": 8e6}, np.float16).nodes == ("up", "down")

@@ -96,8 +96,9 @@ def command(
 
 def _calibrate(spec: BuildSpec, path: Path, force: bool, as_json: bool) -> int:
     from trtforge.pipeline import calibrate
-    from trtforge.staging import write_text
+    from trtforge.staging import check_not_read, write_text
 
+    check_not_read(path, (spec.source, spec.calib, spec.recipe, spec.profile))
     partial = Path(f"{path}.partial")
     with _saying_what_stays(partial), progress_reporter() as report:
         table = calibrate(spec, report, partial)

@@ -85,6 +85,10 @@ class NumberFormat:
         """True when the floor on scales leaves a tensor that reaches `amax` too few steps."""
         return amax < self.full_code * smallest_scale(scale_dtype)
 
+    def is_too_large(self, amax: float, scale_dtype: npt.DTypeLike) -> bool:
+        """True when the largest scale of its type does not reach `amax`."""
+        return float(amax) > self.max_code * float(ml_dtypes.finfo(np.dtype(scale_dtype)).max)  # type: ignore[no-untyped-call]
+
     def quantize(
         self, values: npt.NDArray[np.float32], axis: int | None, scale_dtype: npt.DTypeLike
     ) -> QuantizedWeight:

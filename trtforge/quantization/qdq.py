@@ -103,6 +103,8 @@ def _reasons_to_keep(
             reasons[entry.node] = f"calibration saw no non-zero value of its input {entry.tensor!r}"
         elif number_format.is_too_small(reached, scale_dtype):
             reasons[entry.node] = f"its input {entry.tensor!r} reaches only {reached:.4g}; {start}"
+        elif number_format.is_too_large(reached, scale_dtype):
+            reasons[entry.node] = f"its input {entry.tensor!r} reaches {reached:.4g}, beyond every {scale_dtype} scale"
     return reasons
 
 

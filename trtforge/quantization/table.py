@@ -55,7 +55,7 @@ class TensorRange(FileModel):
         equalization: what is done to its channels first; null for nothing.
     """
 
-    amax: Annotated[float, pydantic.Field(ge=0.0)]
+    amax: Annotated[float, pydantic.Field(ge=0.0, le=float(np.finfo(np.float32).max))]
     axis: None = None
     min: float
     max: float

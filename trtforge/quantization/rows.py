@@ -23,6 +23,8 @@ Numbers = npt.NDArray[np.uint32]
 
 # Bytes of rows that are kept of one tensor.
 ROW_BYTES = 24 * 2**20
+# Rows that are enough for every search, unless there are more channels: correlations of C channels take about 2 C rows.
+MAX_ROWS = 2048
 _MULTIPLIER = 0x9E3779B1
 _PERIOD = 1 << 32
 
@@ -86,7 +88,8 @@ class RowSampler:
 
     def _make_room(self, offered: Numbers) -> None:
         """Halve the threshold until what is kept and what is offered fit, and drop what is above it."""
-        capacity = self._max_bytes // (4 * (self._num_channels or 1))
+        num_channels = self._num_channels or 1
+        capacity = min(self._max_bytes // (4 * num_channels), max(MAX_ROWS, 2 * num_channels))
         threshold = self._threshold
         while np.count_nonzero(self._numbers < threshold) + np.count_nonzero(offered < threshold) > capacity:
             threshold >>= 1

@@ -87,9 +87,9 @@ def test_a_mask_of_another_shape_masks_nothing() -> None:
     assert compare(r[:, 0], c[:, 0], {"attention_mask": np.zeros(2)}).cosine == pytest.approx(-1.0)
 
 
-def test_a_fully_masked_sample_has_nothing_to_differ() -> None:
+def test_a_fully_masked_sample_proves_nothing() -> None:
     result = compare(np.ones((1, 2, 3)), np.zeros((1, 2, 3)), {"attention_mask": np.zeros((1, 2))})
-    assert (result.cosine, result.max_abs_error) == (1.0, 0.0)
+    assert (result.cosine, result.max_abs_error) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint8, np.bool_])
@@ -220,3 +220,14 @@ def test_sqnr_of_equal_zero_and_broken_signals() -> None:
     assert sqnr_db(one, np.array([1, 1, np.nan, 1])) == -math.inf
     assert sqnr_db(np.array([np.inf, 1.0]), np.array([np.nan, 1.0])) == math.inf
     assert sqnr_db(one, one * 1.1) == pytest.approx(20.0, abs=1e-5)
+
+
+def test_samples_that_are_all_padding_prove_nothing() -> None:
+    accumulator = ParityAccumulator()
+    exact, wrong = np.ones((2, 3, 4), np.float32), np.full((2, 3, 4), -1.0, np.float32)
+    accumulator.add({"y": exact}, {"y": wrong}, {"attention_mask": np.zeros((2, 3), np.int64)})
+    assert accumulator.result()["y"].cosine == 0.0
+    half = np.array([[1, 1, 0], [0, 0, 0]])
+    accumulator.add({"y": exact}, {"y": wrong}, {"attention_mask": half})
+    found = accumulator.result()["y"]
+    assert found.cosine == found.cosine_min == pytest.approx(-1.0)

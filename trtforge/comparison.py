@@ -42,7 +42,7 @@ from trtforge.quantization.formats import INT8
 from trtforge.quantization.observation import Observation
 from trtforge.quantization.placement import Placement
 from trtforge.quantization.quantizer import Quantizer, with_rounded_weights
-from trtforge.quantization.ranges import choose_ranges, needs_rows
+from trtforge.quantization.ranges import choose_ranges, samples_rows
 from trtforge.recipe import CalibrationMethod, QuantRecipe
 from trtforge.reference import ReferenceModel
 from trtforge.spec import Precision
@@ -233,7 +233,7 @@ def _measure(
         quantized_nodes=len(lowered.qdq.nodes),
         smoothed_tensors=sum(entry.equalization is not None for entry in quantizer.table.tensors.values()),
         seconds=round(seconds, 3),
-        state_bytes=_state_bytes(observed.observation, needs_rows(recipe)),
+        state_bytes=_state_bytes(observed.observation, samples_rows(recipe)),
     )
 
 
@@ -251,8 +251,8 @@ def _choose(observed: _Observed, recipe: QuantRecipe, placement: Placement, note
         is_int8=True,
         note=note,
     )
-    rows = {name: sampler.rows() for name, sampler in observation.rows.items()}
-    return with_rounded_weights(Quantizer(placement, table, INT8, np.float32), graph, rows, recipe, note)
+    quantizer = Quantizer(placement, table, INT8, np.float32)
+    return with_rounded_weights(quantizer, graph, observation.sampled_rows(), recipe, note)
 
 
 def _state_bytes(observation: Observation, uses_rows: bool) -> int:

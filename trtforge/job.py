@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from trtforge.quantization.checkpoint import Checkpoint
     from trtforge.quantization.quantizer import Quantizer
     from trtforge.quantization.rows import Rows
+    from trtforge.quantization.sites import Placement
+    from trtforge.quantization.table import CalibrationTable
     from trtforge.quantization.weight_only_graph import StoredWeights
 
 
@@ -238,20 +240,42 @@ class Job:
         if table is None:
             if not placement.nodes:
                 raise stages.nothing_to_quantize(precision, placement)
-            with self.watch.stage("calibrate") as note:
-                table, rows = stages.calibrate_table(
-                    prepared,
-                    placement,
-                    self.inputs,
-                    self.loaded.sha256,
-                    work,
-                    note,
-                    self.warn,
-                    checkpoint,
-                    is_int8=precision.quantization == "int8",
-                )
+            table, rows = self._choose_ranges(prepared, placement, work, checkpoint)
         number_format = FORMATS[precision.quantization or "int8"]
         return Quantizer(placement, table, number_format, FLOAT_DTYPES[precision.base]), rows
+
+    def _choose_ranges(
+        self, prepared: stages.Prepared, placement: Placement, work: Path, checkpoint: Checkpoint | None
+    ) -> tuple[CalibrationTable, dict[str, Rows]]:
+        """Run the calibration samples; the table, and rows of the activations where the recipe needs any."""
+        from trtforge.quantization.ranges import choose_ranges, samples_rows
+
+        recipe, is_int8 = self.inputs.recipe, self.spec.precision.quantization == "int8"
+        keep_rows = is_int8 and samples_rows(recipe)
+        assert self.inputs.calibration is not None
+        with self.watch.stage("calibrate") as note:
+            seen = stages.observe_activations(
+                prepared,
+                placement,
+                self.inputs,
+                self.loaded.sha256,
+                work,
+                note,
+                self.warn,
+                checkpoint,
+                keep_rows=keep_rows,
+            )
+            table = choose_ranges(
+                prepared.graph,
+                placement,
+                seen,
+                recipe,
+                model_sha256=self.loaded.sha256,
+                data_sha256=self.inputs.calibration.sha256,
+                is_int8=is_int8,
+                note=note,
+            )
+        return table, seen.sampled_rows()
 
     def round_weights(
         self, prepared: stages.Prepared, quantizer: Quantizer | None, rows: dict[str, Rows]
@@ -286,7 +310,7 @@ class Job:
                 observation = stages.observe_activations(
                     prepared, placement, self.inputs, self.loaded.sha256, work, note, self.warn, keep_rows=True
                 )
-            rows = {name: sampler.rows() for name, sampler in observation.rows.items()}
+            rows = observation.sampled_rows()
         number_format, scale_dtype = FORMATS[precision.quantization or ""], FLOAT_DTYPES[precision.base]
         with self.watch.stage("round weights") as note:
             return choose_weights(prepared.graph, placement, number_format, rows, scale_dtype, note)

@@ -4,7 +4,8 @@ Per sample, over the flattened output: cosine = <r, c> / (|r| |c|).
 Over all samples: SQNR = 10 log10(sum r^2 / sum (r - c)^2).
 Positions where `attention_mask` is 0 are left out of outputs shaped [batch, sequence, ...]. Integer and bool outputs
 use the share of equal elements in the place of the cosine. Positions where the reference itself is not finite are
-left out; where that leaves nothing of any sample, the cosine is 0: nothing was proven.
+left out. A sample of which that leaves nothing counts for nothing; where none is left, the cosine is 0: nothing was
+proven.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class ParityAccumulator:
                 r, c = expected[index], actual[index]
                 if mask is not None:
                     keep = mask[index] != 0
+                    if not keep.any():
+                        continue
                     r, c = r[keep], c[keep]
                 state.add_sample(r.reshape(-1), c.reshape(-1))
 

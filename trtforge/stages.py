@@ -30,7 +30,6 @@ from trtforge.inputs import CALIBRATION_BATCH, BuildInputs
 from trtforge.limits import Limits
 from trtforge.profile import ProfileSet
 from trtforge.progress import Note
-from trtforge.quantization.table import CalibrationTable
 from trtforge.recipe import QuantRecipe
 from trtforge.spec import FLOAT_DTYPES, Precision
 from trtforge.textfile import kind_of
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from trtforge.quantization.placement import Placement
     from trtforge.quantization.qdq import QdqReport
     from trtforge.quantization.quantizer import Quantizer
-    from trtforge.quantization.rows import Rows
     from trtforge.quantization.weight_only_graph import StoredWeights
 
 # The prepared fp32 graph in a job's work folder, which calibration and verification both run.
@@ -139,54 +137,6 @@ def _mend_quantization(graph: gs.Graph) -> tuple[str, ...]:
     if not is_quantized or all(finding.severity != "error" for finding in lint(graph)):
         return ()
     return tuple(f"{fixed.rule}: {fixed.what}" for fixed in fix(graph))
-
-
-def calibrate_table(
-    prepared: Prepared,
-    placement: Placement,
-    inputs: BuildInputs,
-    model_sha256: str,
-    work: Path,
-    note: Note,
-    warn: Callable[[str], None],
-    checkpoint: Checkpoint | None = None,
-    *,
-    is_int8: bool = True,
-) -> tuple[CalibrationTable, dict[str, Rows]]:
-    """Run the calibration samples through the fp32 graph and choose range and equalization of every tensor to quantize.
-
-    Args:
-        is_int8: see `choose_ranges`.
-        Others, Raises: see `observe_activations`.
-
-    Returns:
-        The table, and rows of the activations where the recipe needs any.
-    """
-    from trtforge.quantization.ranges import choose_ranges, needs_rows
-
-    observation = observe_activations(
-        prepared,
-        placement,
-        inputs,
-        model_sha256,
-        work,
-        note,
-        warn,
-        checkpoint,
-        keep_rows=is_int8 and needs_rows(inputs.recipe),
-    )
-    assert inputs.calibration is not None
-    table = choose_ranges(
-        prepared.graph,
-        placement,
-        observation,
-        inputs.recipe,
-        model_sha256=model_sha256,
-        data_sha256=inputs.calibration.sha256,
-        is_int8=is_int8,
-        note=note,
-    )
-    return table, {name: sampler.rows() for name, sampler in observation.rows.items()}
 
 
 def observe_activations(

@@ -125,7 +125,7 @@ def test_weights_that_stay_quantized_do_not_depend_on_what_is_kept_float():
     assert np.array_equal(node_of(graph, first).inputs[1].values, node_of(other, first).inputs[1].values)
 
 
-def misfit(text, equalization, weights=None, recipe=None, tensor="x"):
+def assert_misfit(text, equalization, weights=None, recipe=None, tensor="x"):
     graph = graph_from_text(text, **(weights or BIASED))
     placement = plan(graph, recipe)
     table = table_of({name: equalization if name == tensor else None for name in placement.tensors})
@@ -140,35 +140,35 @@ CONVOLUTION = "g (float[b,32,4,4] x) => (float[b,48,h,w] y) {{ [c] y = Conv<{}>(
 
 
 def test_equalization_of_another_length_is_refused():
-    misfit(ONE, any_equalization(31))
-    misfit(ONE, any_equalization(33, shift=True))
+    assert_misfit(ONE, any_equalization(31))
+    assert_misfit(ONE, any_equalization(33, shift=True))
 
 
 def test_offset_of_another_length_is_refused():
-    misfit(ONE, any_equalization(32, shift=True).model_copy(update={"offset": (1.0,) * 31}))
+    assert_misfit(ONE, any_equalization(32, shift=True).model_copy(update={"offset": (1.0,) * 31}))
 
 
 def test_offset_before_a_window_is_refused_and_a_scale_is_not():
     kernel = {"k": normal(48, 32, 3, 3)}
-    misfit(CONVOLUTION.format("pads=[1,1,1,1]"), any_equalization(32, shift=True), kernel)
+    assert_misfit(CONVOLUTION.format("pads=[1,1,1,1]"), any_equalization(32, shift=True), kernel)
     graph = graph_from_text(CONVOLUTION.format("pads=[1,1,1,1]"), **kernel)
     assert apply_equalization(graph, plan(graph), table_of({"x": any_equalization(32)})).explicit == ("x",)
 
 
 def test_offset_before_padding_is_refused():
-    misfit(CONVOLUTION.format("pads=[0,1,0,1]"), any_equalization(32, shift=True), {"k": normal(48, 32, 1, 1)})
+    assert_misfit(CONVOLUTION.format("pads=[0,1,0,1]"), any_equalization(32, shift=True), {"k": normal(48, 32, 1, 1)})
     graph = graph_from_text(CONVOLUTION.format("pads=[0,0,0,0]"), k=normal(48, 32, 1, 1))
     assert apply_equalization(graph, plan(graph), table_of({"x": any_equalization(32, shift=True)})).explicit == ("x",)
 
 
 def test_equalization_before_a_grouped_convolution_is_refused():
-    misfit(CONVOLUTION.format("group=2"), any_equalization(32), {"k": normal(48, 16, 3, 3)})
+    assert_misfit(CONVOLUTION.format("group=2"), any_equalization(32), {"k": normal(48, 16, 3, 3)})
 
 
 def test_equalization_of_a_tensor_whose_scale_is_shared_is_refused():
     text = """g (float[b,32,4,4] x) => (float[b,48,h,w] y, float[b,48,i,j] z) {
         [a] y = Conv(x, k)  p = MaxPool<kernel_shape=[2,2]>(x)  [c] z = Conv(p, k) }"""
-    misfit(text, any_equalization(32), {"k": normal(48, 32, 1, 1)})
+    assert_misfit(text, any_equalization(32), {"k": normal(48, 32, 1, 1)})
 
 
 def test_table_that_lacks_a_tensor_is_refused():

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtforge.quantization.observers import StreamingObserver
-from trtforge.quantization.rows import ROW_BYTES, RowSampler
+from trtforge.quantization.rows import ROW_BYTES, Rows, RowSampler
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -69,6 +69,10 @@ class Observation:
                 self.rows[name].update(array, axis)
         self.samples += len(next(iter(feeds.values())))
         self.batches += 1
+
+    def sampled_rows(self) -> dict[str, Rows]:
+        """The rows that were kept, `[R, C]` by tensor name."""
+        return {name: sampler.rows() for name, sampler in self.rows.items()}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Everything as arrays, by names that do not depend on the tensors' names."""

@@ -93,7 +93,7 @@ class _Planner:
         self.without_int8 = WITHOUT_INT8[backend]
         self.candidates = [node for node in all_nodes(graph) if node.op in (*GEMM_OPS, "Attention")]
         named = [*self.candidates, *(node for node in graph.nodes if _adds_activations(node))]
-        self.excluded = _match_patterns(recipe.exclude, [node.name for node in named])
+        self.excluded = match_patterns(recipe.exclude, [node.name for node in named])
         self.activations: list[ActivationSite] = []
         self.weights: list[WeightSite] = []
         self.reused: list[ReusedSite] = []
@@ -224,7 +224,7 @@ def _adds_activations(node: gs.Node) -> bool:
     return node.op == "Add" and not any(isinstance(tensor, gs.Constant) for tensor in node.inputs)
 
 
-def _match_patterns(patterns: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+def match_patterns(patterns: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """The excluded nodes with the pattern that excluded each; `*` and `?` are the only special characters."""
     excluded: dict[str, str] = {}
     for pattern in patterns:

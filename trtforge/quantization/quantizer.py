@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from trtforge.graph.edit import copy_graph
 from trtforge.graph.names import UniqueNames
 from trtforge.progress import Note
 from trtforge.quantization.arrived import connect_reused
-from trtforge.quantization.equalize_graph import apply_equalization
+from trtforge.quantization.equalize_graph import Equalized, apply_equalization
 from trtforge.quantization.formats import NumberFormat
 from trtforge.quantization.output_bias import OutputBias
 from trtforge.quantization.qdq import QdqReport, insert_qdq
@@ -63,7 +63,21 @@ class Quantizer:
             if name in self.rounded.biases:
                 biases.add(nodes[name], self.rounded.biases[name])
         biases.finish()
-        return dataclasses.replace(report, kept_quantized=placement.kept_quantized)
+        notes = (*report.notes, *_notes(equalized, self.rounded.learned, report.nodes))
+        return dataclasses.replace(report, notes=notes, kept_quantized=placement.kept_quantized)
+
+
+def _notes(equalized: Equalized, learned: Sequence[str], nodes: Collection[str]) -> Iterator[str]:
+    """What was done before quantization, in sentences."""
+    folded, explicit = len(equalized.folded), len(equalized.explicit)
+    if folded or explicit:
+        yield (
+            f"channels of {folded + explicit} activations were scaled or centred before quantization: {folded} in what "
+            f"makes them, {explicit} by nodes in front of the quantized products"
+        )
+    count = sum(node in nodes for node in learned)
+    if count:
+        yield f"the rounding of {count} weights was learned from the layer's output"
 
 
 def with_rounded_weights(

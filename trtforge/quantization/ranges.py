@@ -21,7 +21,7 @@ def equalizes(recipe: QuantRecipe) -> bool:
     return recipe.smooth != "none" or recipe.shift
 
 
-def needs_rows(recipe: QuantRecipe) -> bool:
+def samples_rows(recipe: QuantRecipe) -> bool:
     """Whether the recipe asks for anything that only rows of the activations give."""
     return equalizes(recipe) or decides_weights(recipe)
 
@@ -42,7 +42,7 @@ def choose_ranges(
     Args:
         graph: float.
         placement: of that graph.
-        observation: of its tensors, with rows where `needs_rows`.
+        observation: of its tensors, with rows where `samples_rows`.
         recipe: smoothing, shift, method.
         model_sha256: of the source model.
         data_sha256: of the calibration data.

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from trtforge.graph.cost import GEMM_OPS, constant_weight
 from trtforge.graph.edit import all_nodes
 from trtforge.quantization.formats import INT4, NumberFormat
-from trtforge.quantization.placement import _match_patterns
+from trtforge.quantization.placement import match_patterns
 from trtforge.quantization.sites import ActivationSite, KeptFloat, Placement, WeightSite
 from trtforge.quantization.weighted import MIN_SIDE, weight_reason
 from trtforge.recipe import QuantRecipe
@@ -40,7 +40,7 @@ def plan_weight_only(graph: gs.Graph, recipe: QuantRecipe, number_format: Number
         InputError: an exclude pattern that matches no such node.
     """
     candidates = [node for node in all_nodes(graph) if node.op in GEMM_OPS and constant_weight(node) is not None]
-    excluded = _match_patterns(recipe.exclude, [node.name for node in candidates])
+    excluded = match_patterns(recipe.exclude, [node.name for node in candidates])
     outer = {id(node) for node in graph.nodes}
     activations, weights, kept = [], [], []
     for node in candidates:

@@ -26,7 +26,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from trtforge.errors import InputError, UnavailableError
 from trtforge.graph.edit import all_graphs, is_array
 from trtforge.graph.protos import all_bodies
-from trtforge.graph.storage import PACKED_BITS, tensor_from_array
+from trtforge.graph.storage import PACKED_BITS, release_pages, tensor_from_array
 from trtforge.graph.validate import DEFAULT_DOMAINS
 from trtforge.graph.wire import WEIGHT_BYTES, write_model
 
@@ -98,6 +98,7 @@ def save_model(graph: gs.Graph, path: Path) -> tuple[Path, ...]:
         with staged_data.open("wb") as file:
             for tensor in _stubs(skeleton):
                 _write_external(tensor, skeleton.weights[tensor.name], file, data_path.name)
+                release_pages(skeleton.weights[tensor.name])
         staged.write_bytes(skeleton.model.SerializeToString(deterministic=True))
         staged_data.replace(data_path)
         staged.replace(path)

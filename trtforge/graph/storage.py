@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,18 @@ def array_from_tensor(tensor: TensorProto, external: ExternalRange | None) -> np
     if tensor.HasField("raw_data") and not is_packed and dtype != np.dtype(object):
         return np.frombuffer(tensor.raw_data, dtype).reshape(shape)
     return numpy_helper.to_array(tensor)
+
+
+def release_pages(array: np.ndarray[Any, Any]) -> None:
+    """Give back the memory of a mapped array's pages, which a pass over its values has just read.
+
+    They come from the file again when they are next used, so the values stay. Any other array is left alone.
+    """
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def array_from_bytes(tensor: TensorProto, raw: memoryview) -> np.ndarray[Any, Any]:

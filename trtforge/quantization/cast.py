@@ -23,6 +23,7 @@ import onnx_graphsurgeon as gs
 from trtforge.graph.edit import InputEdits, pinned_names, remove_nodes, replace_uses
 from trtforge.graph.names import UniqueNames
 from trtforge.graph.signature import is_float32
+from trtforge.graph.storage import release_pages
 from trtforge.quantization.cast_constants import convert_constant, is_bound
 from trtforge.quantization.cast_plan import CastPlan, Precision, lowered_places, plan_cast
 from trtforge.quantization.op_types import BFLOAT16, fill_element_types
@@ -185,6 +186,7 @@ class _Caster:
         key = (constant.name, is_bound(op))
         if key not in self._constants:
             values, is_clamped = convert_constant(constant.values, op, self.low)
+            release_pages(constant.values)
             if is_clamped:
                 self.clamped.add(constant.name)
             low = gs.Constant(self.names.tensor(f"{constant.name}_{self.low.name}"), values)

@@ -29,6 +29,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import pinned_names, subgraphs_of
 from trtforge.graph.signature import is_float32
+from trtforge.graph.storage import release_pages
 from trtforge.quantization.cast_constants import refuse_constant
 from trtforge.quantization.op_types import BFLOAT16, OpTypes, node_types
 
@@ -255,6 +256,7 @@ class _Planner:
                         # A scale of 0 is no scale, so the smallest of a model's own scales counts, not the largest.
                         values = np.min(values, initial=np.inf)
                     reason = refuse_constant(np.asarray(values), node.op, self.dtype)
+                    release_pages(tensor.values)
                     if reason is not None:
                         return reason
         return None

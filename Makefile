@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test fuzz lint format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/digits_vit/demo.py
 
 test: $(VENV)/test.stamp lint
 	$(BIN)/python -m pytest -n 2
+
+# The tests run 200 damaged inputs; FUZZ_SEED=2 make fuzz runs another series.
+fuzz: $(VENV)/test.stamp
+	FUZZ_COUNT=2000 $(BIN)/python -m pytest -n 2 tests/fuzz
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

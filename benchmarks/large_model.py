@@ -67,7 +67,8 @@ def cast_model(source: Path, output: Path) -> None:
     profiles = profiles_from_file(content, input_specs(loaded.graph), "the benchmark")
     precision = Precision(None, "fp16")
     with OnnxNative() as native:
-        prepared = stages.prepare(loaded, profiles, precision, native)
+        graph, report = stages.normalise_source(loaded, precision, native)
+        prepared = stages.prepare(graph, report, profiles, precision, native)
     save_model(stages.lower(prepared.graph, precision, None).graph, output)
 
 

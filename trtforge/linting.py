@@ -83,7 +83,7 @@ def lint_model(
     """
     if output is not None:
         check_free(output, force)
-    graph, _ = normalise(load_source(source, limits).graph, LINT_OPSET)
+    graph, _ = normalise(load_source(source, limits).graph, LINT_OPSET, operators="keep")
     findings = tuple(lint(graph))
     if output is None:
         return LintResult(source, findings, (), findings, None)

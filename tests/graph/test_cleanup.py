@@ -4,8 +4,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from graph_models import graph_of, ops, run
 
-from trtforge.graph.cleanup import move_constants, remove_identities
 from trtforge.graph.edit import all_nodes
+from trtforge.graph.passes.cleanup import move_constants, remove_identities
 
 
 def test_every_kind_of_constant_node_becomes_an_initializer() -> None:

@@ -111,12 +111,36 @@ def test_values_of_a_huge_constant_are_not_written_out(tmp_path: Path) -> None:
     assert report.notes == ("'ConstantOfShape_1' not folded: its result would be too large",)
 
 
+def test_loops_in_loops_are_not_unrolled_without_end(tmp_path: Path) -> None:
+    """Each of them is short; all together would be 4^7 copies of the innermost."""
+    graph = parse("leaf (int64 i, bool c, float[2] a) => (bool d, float[2] z) { d = Identity(c) z = Neg(a) }").graph
+    for depth in range(6):
+        inner = onnx.helper.make_node("Loop", ["n", "t", f"a{depth}"], [f"z{depth}"], body=graph)
+        same = onnx.helper.make_node("Identity", [f"c{depth}"], [f"d{depth}"])
+        ports = [(f"i{depth}", 7, []), (f"c{depth}", 9, []), (f"a{depth}", 1, [2])]
+        results = [(f"d{depth}", 9, []), (f"z{depth}", 1, [2])]
+        infos = [[onnx.helper.make_tensor_value_info(*port) for port in part] for part in (ports, results)]
+        graph = onnx.helper.make_graph([same, inner], f"g{depth}", *infos)
+    loop = onnx.helper.make_node("Loop", ["n", "t", "x"], ["y"], body=graph)
+    values = [onnx.helper.make_tensor("n", 7, [], [4]), onnx.helper.make_tensor("t", 9, [], [True])]
+    infos = [[onnx.helper.make_tensor_value_info(name, 1, [2])] for name in ("x", "y")]
+    top = onnx.helper.make_graph([loop], "top", *infos, values)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx.helper.make_model(top, opset_imports=[onnx.helper.make_opsetid("", 23)]).SerializeToString())
+    with OnnxNative() as native:
+        assert survive(path, native)
+
+
 def test_deep_nesting_does_not_overflow_the_stack(tmp_path: Path) -> None:
     graph = parse("leaf () => (float[2] y0) { y0 = Constant<value = float[2] {1, 2}>() }").graph
     for depth in range(1, 30):
         node = onnx.helper.make_node("If", ["c"], [f"y{depth}"], then_branch=graph, else_branch=graph)
         outputs = [onnx.helper.make_tensor_value_info(f"y{depth}", 1, [2])]
         if depth > 6:
+            graph.node.append(onnx.helper.make_node("Identity", [f"k{depth}"], [f"on{depth}"]))
+            graph.input.append(onnx.helper.make_tensor_value_info(f"i{depth}", onnx.TensorProto.INT64, []))
+            graph.input.append(onnx.helper.make_tensor_value_info(f"k{depth}", onnx.TensorProto.BOOL, []))
+            graph.output.insert(0, onnx.helper.make_tensor_value_info(f"on{depth}", onnx.TensorProto.BOOL, []))
             node = onnx.helper.make_node("Loop", ["", "c"], [f"y{depth}"], body=graph)
         graph = onnx.helper.make_graph([node], f"g{depth}", [], outputs)
     graph.input.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))

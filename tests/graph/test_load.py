@@ -195,8 +195,36 @@ def test_tensor_with_two_producers_is_named(tmp_path: Path) -> None:
 
 
 def test_cycle_is_named(tmp_path: Path) -> None:
-    model = parse("g (float[2] x) => (float[2] y) { a = Add(x, b) b = Relu(a) y = Exp(b) }")
-    assert "cycle" in refusal(write(model, tmp_path))
+    model = parse("g (float[2] x) => (float[2] y) { y = Exp(b) c = Neg(b) a = Add(x, c) b = Relu(a) }")
+    for node, name in zip(model.graph.node, "ynab", strict=True):
+        node.name = name
+    message = refusal(write(model, tmp_path))
+    assert "the graph has a cycle: 'n' (Neg) -> 'a' (Add) -> 'b' (Relu) -> 'n' (Neg)" in message
+
+
+def test_node_that_needs_itself_is_named(tmp_path: Path) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { a = Add(x, a) y = Exp(a) }")
+    assert "the graph has a cycle: '' (Add) -> '' (Add)" in refusal(write(model, tmp_path))
+
+
+def test_long_cycle_is_shortened(tmp_path: Path) -> None:
+    nodes = " ".join(f"t{i + 1} = Relu(t{i})" for i in range(1, 20))
+    model = parse(f"g (float[2] x) => (float[2] y) {{ t1 = Add(x, t20) {nodes} y = Exp(t20) }}")
+    message = refusal(write(model, tmp_path))
+    assert "(14 more nodes) -> '' (Add)" in message and message.count("Relu") == 5
+
+
+def test_domain_that_is_not_imported_is_named(tmp_path: Path) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = com.example.F(x) }")
+    model.graph.node[0].name = "odd"
+    message = refusal(write(model, tmp_path))
+    assert "node 'odd' is a com.example.F, which nothing defines" in message
+
+
+def test_function_that_the_model_does_not_define_is_named(tmp_path: Path) -> None:
+    body = """g (float[2] x) => (float[2] y) { a = local.f(x) y = local.h(a) }
+        <domain: "local", opset_import: ["": 23]> f (a) => (b) { b = Neg(a) }"""
+    assert "is a local.h, which nothing defines" in refusal(write(parse(body, domains=', "local": 1'), tmp_path))
 
 
 def test_unsorted_nodes_are_sorted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from graph_models import graph_of, model_of, ops, parse, run, write
 
 from trtforge.errors import ChildDiedError, InputError, InternalError
-from trtforge.graph import normalise as module
+from trtforge.graph import simplify as module
 from trtforge.graph.edit import all_nodes
 from trtforge.graph.load import load_model
 from trtforge.graph.native import OnnxNative, PreparedModel
@@ -143,7 +143,8 @@ def test_functions_of_plugins_are_kept(native: OnnxNative) -> None:
 def test_unknown_operators_pass_through_the_opset_conversion(native: OnnxNative) -> None:
     body = """g (float[N, 4] x) => (float[N, 1] y) {
         a = com.microsoft.FastGelu(x) b = MyPlugin(a) y = ReduceMax<axes = [1]>(b) }"""
-    result, report = normalise(graph_of(body, opset=13, domains=', "com.microsoft": 1'), native=native)
+    graph = graph_of(body, opset=13, domains=', "com.microsoft": 1')
+    result, report = normalise(graph, native=native, operators="keep")
     assert report.opset == 23 and report.notes == ()
     assert [(node.op, node.domain or "") for node in result.nodes] == [
         ("FastGelu", "com.microsoft"),
@@ -207,6 +208,33 @@ def test_required_input_that_is_left_empty_is_named(native: OnnxNative) -> None:
 def test_optional_input_may_be_left_empty(native: OnnxNative) -> None:
     graph = graph_of("g (float[2] x, float m) => (float[2] y) { y = Clip(x, , m) }")
     assert ops(normalise(graph, native=native)[0]) == ["Clip"]
+
+
+def test_body_that_is_missing_or_does_not_fit_is_named(native: OnnxNative) -> None:
+    body = """g (bool c, float[2] x) => (float[2] y) { y = If(c) <then_branch = t () => (float[2] a) { a = Neg(x) },
+        else_branch = e () => (float[2] b) { b = Exp(x) }> }"""
+    graph = graph_of(body)
+    graph.nodes[0].attrs.pop("else_branch")
+    with pytest.raises(InputError, match=r"'If_0' \(If\) lacks the attribute 'else_branch'"):
+        normalise(graph, native=native)
+    graph = graph_of(body)
+    graph.nodes[0].attrs["else_branch"].outputs *= 2
+    with pytest.raises(InputError, match=r"the else_branch of node 'If_0' \(If\) does not fit") as caught:
+        normalise(graph, native=native)
+    assert "0 inputs and 2 outputs; 0 and 1 were expected" in caught.value.why
+    loop = graph_of("""g (float[2] x) => (float[2] y) <int64 n = {3}, bool t = {1}> { y = Loop(n, t, x)
+        <body = b (int64 i, bool c, float[2] a) => (bool d, float[2] z) { d = Identity(c) z = Add(a, a) }> }""")
+    loop.nodes[0].attrs["body"].inputs.pop()
+    with pytest.raises(InputError, match=r"the body of node 'Loop_0' \(Loop\) does not fit"):
+        normalise(loop, native=native)
+
+
+def test_attribute_of_another_kind_is_named(native: OnnxNative) -> None:
+    graph = graph_of("g (float[2] x) => (float[4] y) { y = Concat<axis = 0>(x, x) }")
+    graph.nodes[0].attrs["axis"] = "zero"
+    with pytest.raises(InputError, match=r"attribute 'axis' of node 'Concat_0' \(Concat\)") as caught:
+        normalise(graph, native=native)
+    assert caught.value.why == "its kind is STRING; it has to be INT"
 
 
 def test_function_that_calls_itself_is_refused(native: OnnxNative) -> None:

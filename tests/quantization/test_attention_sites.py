@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from quant_cases import graph_from_text, normal
 
-from trtforge.graph.cleanup import remove_identities
+from trtforge.graph.passes.cleanup import remove_identities
 from trtforge.quantization.placement import ActivationSite, plan_placement
 from trtforge.recipe import QuantRecipe
 

@@ -161,6 +161,21 @@ def test_operator_that_the_builder_lacks_in_bfloat16_stays_float32(operator):
         assert kept(cast(graph, dtype)) == expected
 
 
+@pytest.mark.parametrize(("operator", "gates"), [("GRU", 3), ("LSTM", 4), ("RNN", 1)])
+def test_recurrent_operator_with_sequence_lengths_stays_float32(operator, gates):
+    weights = {"w": normal(1, gates * 8, 4), "r": normal(1, gates * 8, 8)}
+    for lengths, expected in (
+        (", , n", {"op": f"TensorRT-RTX has no float16 {operator} with sequence lengths"}),
+        ("", {}),
+    ):
+        graph = text_graph(
+            f"[a] h = Sigmoid(x) [op] p = {operator}<hidden_size = 8>(h, w, r{lengths}) y = Sigmoid(p)",
+            "float[s, b, 4] x, int32[b] n",
+            **weights,
+        )
+        assert kept(cast(graph, "float16")) == expected
+
+
 def test_operator_of_another_domain_stays_float32():
     graph = text_graph("h = Relu(x) [odd] p = Neg(h) y = Sigmoid(p)")
     node_of(graph, "odd").domain = "com.example"

@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from trtforge.errors import InternalError
+from trtforge.graph.collection import without_collection
 from trtforge.graph.order import stable_order
 from trtforge.graph.validate import DEFAULT_DOMAINS
 
@@ -60,6 +61,7 @@ def pinned_names(graph: gs.Graph) -> set[str]:
     return pinned
 
 
+@without_collection()
 def copy_graph(graph: gs.Graph) -> gs.Graph:
     """A copy whose nodes and tensors are new objects; graphsurgeon's own copy turns sequences into tensors."""
     copy = graph.copy()

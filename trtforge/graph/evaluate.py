@@ -7,6 +7,7 @@ number of elements written is known before any is: a hostile `Range` or `Expand`
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -79,16 +80,22 @@ def evaluate_node(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: i
     Raises:
         Exception: whatever the reference implementation raises on inputs that do not fit.
     """
-    names = [name if array is not None else "" for name, array in zip(node.input, inputs, strict=True)]
-    known = dict(zip(names, inputs, strict=True))
-    known.pop("", None)
-    graph = onnx.helper.make_graph(
-        [node],
-        "node",
-        [onnx.ValueInfoProto(name=name) for name in known],
-        [onnx.ValueInfoProto(name=name) for name in node.output if name],
-    )
+    canonical = onnx.NodeProto()
+    canonical.CopyFrom(node)
+    canonical.name = ""
+    canonical.input[:] = [f"i{index}" if array is not None else "" for index, array in enumerate(inputs)]
+    canonical.output[:] = [f"o{index}" if name else "" for index, name in enumerate(node.output)]
+    known = {name: array for name, array in zip(canonical.input, inputs, strict=True) if name}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outputs = ReferenceEvaluator(graph, opsets={"": opset}).run(None, known)
+        outputs = _evaluator(canonical.SerializeToString(deterministic=True), opset).run(None, known)
     return [np.require(np.asarray(output), requirements="C") for output in outputs]
+
+
+@functools.lru_cache(maxsize=256)
+def _evaluator(node: bytes, opset: int) -> ReferenceEvaluator:
+    """The evaluator of a serialised node; a large model has few different ones, and making it takes longest."""
+    proto = onnx.NodeProto.FromString(node)
+    inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in names if n] for names in (proto.input, proto.output))
+    graph = onnx.helper.make_graph([proto], "node", inputs, outputs)
+    return ReferenceEvaluator(graph, opsets={"": opset})

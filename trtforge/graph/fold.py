@@ -1,8 +1,7 @@
 """Constant folding: a node whose inputs are all known becomes a constant.
 
 1. A node with constant inputs and an op of evaluate.py's list is computed.
-2. `Shape` and `Size` of a tensor with static dims are known, and so is a `Gather` or `Slice` that picks only static
-   dims from a `Shape`.
+2. Shape arithmetic whose result does not depend on the sizes that are open is known too (bounds.py).
 3. Never folded: nodes that give a graph output (its name must stay), quantization, random and stateful ops, nodes with
    subgraphs - none of these is on the list - and a node whose result contradicts the inferred type.
 4. A result may not take much more memory than its inputs: up to 16 MiB more, or no more elements than the largest of
@@ -19,6 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from trtforge.graph.bounds import NOTHING_KNOWN, Bounds, KnownSizes
 from trtforge.graph.edit import all_graphs, is_array, is_onnx_op, remove_nodes, subgraphs_of
 from trtforge.graph.evaluate import EVALUABLE_OPS, count_output_elements, evaluate_node
 from trtforge.graph.signature import tensor_dtype
@@ -29,8 +29,6 @@ Array = np.ndarray[Any, Any]
 _GROWTH_BYTES = 16 * 2**20
 # Bytes that all folded results of one call may take, on top of 8 times the constants there were.
 _BASE_BUDGET_BYTES = 256 * 2**20
-# Two stand-ins for an unknown dim: a result that is the same with both does not depend on it.
-_PROBES = (7919, 104729)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,18 +44,18 @@ class FoldReport:
     skipped: tuple[str, ...]
 
 
-def fold_constants(graph: gs.Graph) -> FoldReport:
+def fold_constants(graph: gs.Graph, known: KnownSizes = NOTHING_KNOWN) -> FoldReport:
     """Fold every node that can be folded, in place, subgraphs included.
 
     Args:
         graph: sorted, with inferred types.
+        known: sizes and values of its inputs.
     """
-    folder = _Folder(graph)
+    folder = _Folder(graph, known)
     for current in all_graphs(graph):
         kept_outputs = {id(tensor) for tensor in current.outputs}
         for node in current.nodes:
-            if not any(id(tensor) in kept_outputs for tensor in node.outputs):
-                folder.visit(node)
+            folder.visit(node, is_kept=any(id(tensor) in kept_outputs for tensor in node.outputs))
     remove_nodes(graph, lambda node: id(node) in folder.folded)
     return FoldReport(len(folder.folded), tuple(folder.skipped))
 
@@ -65,20 +63,22 @@ def fold_constants(graph: gs.Graph) -> FoldReport:
 class _Folder:
     """The state of one folding run: what was folded and the memory left."""
 
-    def __init__(self, graph: gs.Graph) -> None:
+    def __init__(self, graph: gs.Graph, known: KnownSizes) -> None:
+        self._bounds = Bounds(known)
         self.folded: set[int] = set()
         self.skipped: list[str] = []
         self._opset = graph.opset
         constants = {id(t): t.values.nbytes for t in _array_constants(graph)}
         self._budget_bytes = _BASE_BUDGET_BYTES + 8 * sum(constants.values())
 
-    def visit(self, node: gs.Node) -> None:
-        """Fold a node if the rules allow it."""
+    def visit(self, node: gs.Node, is_kept: bool) -> None:
+        """Fold a node if the rules allow it; one that is kept is only learnt from."""
         if node.op not in EVALUABLE_OPS or not is_onnx_op(node) or subgraphs_of(node):
             return
-        results = self._shape_results(node)
-        if results is None:
-            results = self._constant_results(node)
+        value = self._bounds.visit(node)
+        if is_kept:
+            return
+        results = [value] if value is not None else self._constant_results(node)
         if results is None or not all(_fits_type(t, r) for t, r in zip(node.outputs, results, strict=False) if t.name):
             return
         for tensor, result in zip(node.outputs, results, strict=False):
@@ -109,42 +109,10 @@ class _Folder:
         added_bytes = num_elements * itemsize - sum(array.nbytes for array in given)
         return num_elements * itemsize > self._budget_bytes or (has_grown and added_bytes > _GROWTH_BYTES)
 
-    def _shape_results(self, node: gs.Node) -> list[Array] | None:
-        """Results that follow from the shape of a tensor (rule 2)."""
-        if node.op in ("Shape", "Size"):
-            dims = node.inputs[0].shape if node.inputs and node.inputs[0].name else None
-        elif node.op in ("Gather", "Slice"):
-            source = node.inputs[0].inputs[0] if node.inputs and node.inputs[0].inputs else None
-            if source is None or source.op != "Shape" or source.attrs or not all(is_array(t) for t in node.inputs[1:]):
-                return None
-            dims = source.inputs[0].shape
-        else:
-            return None
-        if dims is None:
-            return None
-        try:
-            first, second = (self._evaluate_on_shape(node, [_static(dim, probe) for dim in dims]) for probe in _PROBES)
-        except Exception:
-            # As above: indices that do not fit leave the node as it is.
-            return None
-        return [first] if np.array_equal(first, second) else None
-
-    def _evaluate_on_shape(self, node: gs.Node, dims: list[int]) -> Array:
-        proto = OnnxExporter.export_node(node)
-        if node.op in ("Shape", "Size"):
-            # A stand-in of that shape that takes no memory.
-            return evaluate_node(proto, [np.broadcast_to(np.int8(0), dims)], self._opset)[0]
-        inputs = [np.array(dims, np.int64), *(tensor.values for tensor in node.inputs[1:])]
-        return evaluate_node(proto, inputs, self._opset)[0]
-
 
 def _array_constants(graph: gs.Graph) -> list[gs.Constant]:
     tensors = [tensor for holder in all_graphs(graph) for node in holder.nodes for tensor in node.inputs]
     return [tensor for tensor in tensors if is_array(tensor)]
-
-
-def _static(dim: Any, probe: int) -> int:
-    return dim if isinstance(dim, int) and dim >= 0 else probe
 
 
 def _split_results(node: gs.Node, results: list[Array]) -> list[Array]:

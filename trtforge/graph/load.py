@@ -23,6 +23,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtforge.errors import InputError
+from trtforge.graph.collection import without_collection
 from trtforge.graph.edit import all_graphs
 from trtforge.graph.protos import Body, all_bodies, all_tensors, child_graphs, find_damaged_text
 from trtforge.graph.sparse import densify
@@ -68,6 +69,7 @@ class LoadedModel:
     ir_version: int
 
 
+@without_collection()
 def load_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> LoadedModel:
     """Read an ONNX file with its external data.
 

@@ -133,6 +133,11 @@ def shorten_names(model: onnx.ModelProto) -> NameMap:
     return NameMap(renamer.nodes, renamer.tensors)
 
 
+def is_dim_name(name: str) -> bool:
+    """Whether a dim's name can mean one size: "?", "None" and "unk__12" are what exporters write for an unknown one."""
+    return any(char.isalnum() for char in name) and name != "None" and not name.startswith("unk__")
+
+
 def drop_false_dim_names(
     model: onnx.ModelProto, profiles: Sequence[Mapping[str, Sequence[Sequence[int]]]]
 ) -> tuple[str, ...]:
@@ -156,7 +161,7 @@ def drop_false_dim_names(
             {tuple(shape[axis] for shape in ranges[port]) for port, axis, _ in dims if port in ranges}
             for ranges in profiles
         ]
-        if not any(char.isalnum() for char in name) or any(len(span) > 1 for span in spans):
+        if not is_dim_name(name) or any(len(span) > 1 for span in spans):
             dropped.append(name)
             for _, _, dim in dims:
                 dim.Clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,21 +17,23 @@ from typing import Any, Self
 
 import numpy as np
 import onnx
-from onnx import inliner, shape_inference, version_converter
+from onnx import inliner, shape_inference
 
 from trtforge.errors import InputError
+from trtforge.graph.arity import check_arity
+from trtforge.graph.dims.service import DIM_SERVICE, PointResult, result_from_meta
+from trtforge.graph.opset import raise_opset
 from trtforge.graph.protos import Body, all_bodies, all_nodes, child_graphs
 from trtforge.graph.symbolic import resolve_shapes
 from trtforge.graph.validate import DEFAULT_DOMAINS
 from trtforge.isolation import Child
+from trtforge.profile import DimReport
 
 Meta = dict[str, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 # The one domain whose local functions are kept: the plugin that replaces one needs its node.
 PLUGIN_DOMAIN = "trtforge"
-# The converter knows only registered ops; nodes of other domains pass through it unchanged.
-_PARKED_DOMAIN = "trtforge.parked"
 # Seconds; a 20,000-node model takes under 5.
 _TIMEOUT_S = 600.0
 # Bytes of address space; models come here without weights, and one of 20,000 nodes takes under 100 MB.
@@ -100,6 +102,18 @@ class OnnxNative:
         )
         return {name: tuple(shape) for name, shape in meta["shapes"].items()}
 
+    def analyse_dims(self, model: onnx.ModelProto, find_limits: bool) -> DimReport:
+        """What a normalised model says of its inputs' open dimensions; see dims/find.py."""
+        meta = {"find_limits": find_limits}
+        arrays = {"model": _array_from_model(model)}
+        return DimReport.from_json(self._child.call("analyse_dims", meta, arrays, timeout_s=_TIMEOUT_S)[0])
+
+    def probe_shapes(self, model: onnx.ModelProto, points: Sequence[Meta]) -> list[PointResult]:
+        """For each point {"shapes", "values"}, the first node that cannot take it; see dims/service.py."""
+        arrays = {"model": _array_from_model(model)}
+        meta, _ = self._child.call("probe_shapes", {"points": list(points)}, arrays, timeout_s=_TIMEOUT_S)
+        return [result_from_meta(entry) for entry in meta["results"]]
+
     def _call(self, method: str, model: onnx.ModelProto, meta: Meta) -> tuple[Meta, onnx.ModelProto]:
         answer, arrays = self._child.call(method, meta, {"model": _array_from_model(model)}, timeout_s=_TIMEOUT_S)
         return answer, _model_from_array(arrays["model"])
@@ -146,88 +160,12 @@ def _prepare(meta: Meta, arrays: Arrays, report_progress: Callable[[Meta], None]
             ) from err
     num_qdq = _count_qdq(all_nodes(model))
     report_progress({"phase": "converting the opset"})
-    model, conversion_error = _convert(model, meta["opset"])
-    _check_arity(model)
+    model, conversion_error = raise_opset(model, meta["opset"])
+    check_arity(model)
     report_progress({"phase": "inferring shapes"})
     model, answer = _infer(model, follows_values=True)
     answer |= {"num_inlined": len(inlined), "num_qdq": num_qdq, "conversion_error": conversion_error}
     return answer, {"model": _array_from_model(model)}
-
-
-def _convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, str]:
-    """The model at a higher opset, or the model itself and the converter's reason."""
-    current = _default_opset(model)
-    if current >= opset:
-        return model, ""
-    # The converter drops local functions.
-    functions = list(model.functions)
-    parked = [
-        node
-        for body in all_bodies(model)
-        if isinstance(body, onnx.GraphProto)
-        for node in body.node
-        if node.domain in DEFAULT_DOMAINS and _schema(node, current) is None
-    ]
-    for node in parked:
-        node.domain = _PARKED_DOMAIN
-    if parked:
-        model.opset_import.append(onnx.helper.make_opsetid(_PARKED_DOMAIN, 1))
-    try:
-        converted = version_converter.convert_version(model, opset)
-    except Exception as err:
-        # The converter raises RuntimeError, its own ConvertError, and pybind's types.
-        _unpark(model)
-        return model, str(err) or type(err).__name__
-    _unpark(converted)
-    converted.functions.extend(functions)
-    return converted, ""
-
-
-def _unpark(model: onnx.ModelProto) -> None:
-    for node in all_nodes(model):
-        if node.domain == _PARKED_DOMAIN:
-            node.domain = ""
-    imports = [entry for entry in model.opset_import if entry.domain != _PARKED_DOMAIN]
-    kept = [onnx.helper.make_opsetid(entry.domain, entry.version) for entry in imports]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
-
-
-def _check_arity(model: onnx.ModelProto) -> None:
-    """Refuse nodes that lack an input or output that their op requires: every pass counts on them."""
-    opset = _default_opset(model)
-    for body in all_bodies(model):
-        for node in body.node:
-            schema = _schema(node, opset)
-            if schema is None:
-                continue
-            formal = schema.inputs[: schema.min_input]
-            given = [bool(name) for name in node.input]
-            optional = onnx.defs.OpSchema.FormalParameterOption.Optional
-            is_complete = len(given) >= schema.min_input and all(
-                name or parameter.option == optional for name, parameter in zip(given, formal, strict=False)
-            )
-            if not is_complete or len(node.output) < schema.min_output:
-                raise InputError(
-                    f"node {node.name!r} ({node.op_type}) lacks an input or output that it needs",
-                    f"it has {sum(given)} inputs and {len(node.output)} outputs; it needs "
-                    f"{schema.min_input} and {schema.min_output}",
-                    "export the model again",
-                )
-
-
-def _default_opset(model: onnx.ModelProto) -> int:
-    return int(next(entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS))
-
-
-def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
-    """The schema of a node of the default domain; None for an unknown op or another domain."""
-    if node.domain not in DEFAULT_DOMAINS:
-        return None
-    try:
-        return onnx.defs.get_schema(node.op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _infer(model: onnx.ModelProto, follows_values: bool) -> tuple[onnx.ModelProto, Meta]:
@@ -311,5 +249,6 @@ SERVICE: Mapping[str, Callable[[Meta, Arrays, Callable[[Meta], None]], tuple[Met
     "prepare": _prepare,
     "infer": _infer_types,
     "resolve_shapes": _resolve_shapes,
+    **DIM_SERVICE,
 }
 """What the child process answers."""

@@ -1,8 +1,7 @@
 """Bring a graph into the one form that the other stages work on.
 
     names unique -> local functions inlined, opset raised, types inferred (one call of the child process)
-    -> GroupNormalization repaired -> until nothing changes: Constant nodes to initializers, constants folded,
-       Identity removed, dead nodes removed, types inferred again
+    -> GroupNormalization repaired -> until nothing changes: the passes of simplify.py, types inferred again
 
 Inputs and outputs keep names, order and types; inputs that nothing reads stay. Weights never leave this process. The
 number of live QuantizeLinear and DequantizeLinear nodes is the same before and after; the result of a second run is the
@@ -16,28 +15,25 @@ from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
-from onnx_graphsurgeon.importers.onnx_importer import get_onnx_tensor_dtype, get_onnx_tensor_shape
-from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtforge.errors import InputError, InternalError
-from trtforge.graph.cleanup import move_constants, remove_identities
-from trtforge.graph.edit import all_nodes, remove_dead_nodes, sort_nodes
-from trtforge.graph.fold import fold_constants
-from trtforge.graph.groupnorm import widen_group_norms
+from trtforge.graph.collection import without_collection
+from trtforge.graph.edit import sort_nodes
+from trtforge.graph.intake import Operators, describe_rewrites
 from trtforge.graph.load import graph_from_model
 from trtforge.graph.names import make_names_unique
 from trtforge.graph.native import OnnxNative, PreparedModel, open_native
+from trtforge.graph.opset import LOWEST_OPSET
+from trtforge.graph.passes.cleanup import move_constants
+from trtforge.graph.passes.groupnorm import widen_group_norms
 from trtforge.graph.protos import all_bodies
 from trtforge.graph.save import IR_VERSION, skeleton_from_graph
+from trtforge.graph.simplify import QDQ_OPS, Simplified, check_qdq, simplify
 
 # The opset that all stages are written for: `Attention` needs it in ONNX Runtime.
 TARGET_OPSET = 23
-# The lowest one they accept where the converter gives up: fp16 scales of Q/DQ.
-LOWEST_OPSET = 19
 # GroupNormalization's scale and bias become per channel.
 _GROUP_NORM_OPSET = 21
-_MAX_ROUNDS = 16
-_QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
 
 _Port = tuple[str, Any, Any]
 """Name, type and shape of an input or output."""
@@ -53,10 +49,14 @@ class NormaliseReport:
         num_constants: Constant nodes that became initializers.
         num_folded: nodes that became constants.
         num_identities: Identity nodes removed.
+        num_casts, num_transposes: Casts and Transposes removed, merged or moved.
+        num_batch_norms: BatchNormalizations folded into weights.
+        num_control_flow: Ifs, Loops and sequences replaced by what they come to.
+        num_operators: nodes that TensorRT does not take and that were rewritten.
         num_dead: nodes removed that no output needed.
         num_renamed: nodes and tensors that got a new name.
         num_qdq: live QuantizeLinear and DequantizeLinear nodes.
-        notes: sentences on what was not done, and why.
+        notes: sentences on what changed more than spelling, and on what was not done, and why.
     """
 
     source_opset: int
@@ -65,26 +65,20 @@ class NormaliseReport:
     num_constants: int
     num_folded: int
     num_identities: int
+    num_casts: int
+    num_transposes: int
+    num_batch_norms: int
+    num_control_flow: int
+    num_operators: int
     num_dead: int
     num_renamed: int
     num_qdq: int
     notes: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Simplified:
-    """Counts of the clean-up passes, as in `NormaliseReport`."""
-
-    num_constants: int
-    num_folded: int
-    num_identities: int
-    num_dead: int
-    num_qdq: int
-    skipped: tuple[str, ...]
-
-
+@without_collection()
 def normalise(
-    graph: gs.Graph, opset: int = TARGET_OPSET, native: OnnxNative | None = None
+    graph: gs.Graph, opset: int = TARGET_OPSET, native: OnnxNative | None = None, operators: Operators = "exact"
 ) -> tuple[gs.Graph, NormaliseReport]:
     """A normalised graph.
 
@@ -92,6 +86,7 @@ def normalise(
         graph: from `load_model`; it is used up (its nodes and tensors are renamed and its weights shared).
         opset: the opset to raise the graph to; a higher one is kept.
         native: a child process to share with other passes; by default one is started and ended here.
+        operators: what becomes of operators that TensorRT does not take (`intake.Operators`).
 
     Raises:
         InputError: an opset that onnx does not know, functions that cannot be inlined, or an opset below 19 that cannot
@@ -113,24 +108,36 @@ def normalise(
         if source_opset < _GROUP_NORM_OPSET <= result.opset:
             widen_group_norms(result)
         sort_nodes(result)
-        counts = _simplify(result, child)
+        done = simplify(result, child, operators=operators)
     result.ir_version = IR_VERSION
     _restore_ports(result, inputs, outputs)
     notes = [f"opset {result.opset} kept: {prepared.conversion_error}"] if prepared.conversion_error else []
     notes += [f"types not inferred: {prepared.inference_error}"] if prepared.inference_error else []
-    notes += [f"{name!r} not folded: its result would be too large" for name in counts.skipped]
     return result, NormaliseReport(
         source_opset=source_opset,
         opset=result.opset,
         num_inlined=prepared.num_inlined,
-        num_constants=num_constants + counts.num_constants,
-        num_folded=counts.num_folded,
-        num_identities=counts.num_identities,
-        num_dead=counts.num_dead,
+        num_constants=num_constants + done.counts["constants"],
+        num_folded=done.counts["folded"],
+        num_identities=done.counts["identities"],
+        num_casts=done.counts["casts"],
+        num_transposes=done.counts["transposes"],
+        num_batch_norms=done.counts["batch_norms"],
+        num_control_flow=sum(done.counts[name] for name in ("conditionals", "loops", "sequences")),
+        num_operators=done.counts["operators"],
+        num_dead=done.counts["dead"],
         num_renamed=num_renamed,
-        num_qdq=counts.num_qdq,
-        notes=tuple(notes),
+        num_qdq=done.num_qdq,
+        notes=(*notes, *simplification_notes(done)),
     )
+
+
+def simplification_notes(done: Simplified) -> list[str]:
+    """What the passes did that a user should know, and what they left."""
+    notes = [*describe_rewrites(done.operators), *done.notes]
+    if done.counts["batch_norms"]:
+        notes.append(f"{done.counts['batch_norms']} BatchNormalization nodes were folded into the weights before them")
+    return notes + [f"{name!r} not folded: its result would be too large" for name in done.skipped]
 
 
 def _check_opset(opset: int) -> None:
@@ -154,20 +161,7 @@ def _check_preparation(prepared: PreparedModel, source_opset: int, opset: int) -
             prepared.conversion_error[:500],
             f"export the model with opset {LOWEST_OPSET} or newer",
         )
-    _check_qdq("opset conversion", prepared.num_qdq, sum(node.op_type in _QDQ_OPS for node in nodes))
-
-
-def _check_qdq(step: str, before: int, after: int) -> None:
-    if before != after:
-        raise InternalError(
-            f"{step} changed the number of QuantizeLinear and DequantizeLinear nodes from {before} to {after}",
-            "quantization must survive every pass unchanged",
-            "report the model",
-        )
-
-
-def _count_qdq(graph: gs.Graph) -> int:
-    return sum(node.op in _QDQ_OPS for node in all_nodes(graph))
+    check_qdq("opset conversion", prepared.num_qdq, sum(node.op_type in QDQ_OPS for node in nodes))
 
 
 def _restore_ports(graph: gs.Graph, inputs: list[_Port], outputs: list[_Port]) -> None:
@@ -183,40 +177,3 @@ def _restore_ports(graph: gs.Graph, inputs: list[_Port], outputs: list[_Port]) -
             if isinstance(tensor, gs.Variable):
                 tensor.dtype = tensor.dtype if dtype is None else dtype
                 tensor.shape = tensor.shape if shape is None else shape
-
-
-def _simplify(graph: gs.Graph, native: OnnxNative) -> _Simplified:
-    """Run the clean-up passes until none changes anything."""
-    num_dead = remove_dead_nodes(graph)
-    num_qdq = _count_qdq(graph)
-    num_constants = num_folded = num_identities = 0
-    skipped: tuple[str, ...] = ()
-    for _ in range(_MAX_ROUNDS):
-        moved = move_constants(graph)
-        folded = fold_constants(graph)
-        identities = remove_identities(graph)
-        dead = remove_dead_nodes(graph)
-        num_constants, num_folded = num_constants + moved, num_folded + folded.num_folded
-        num_identities, num_dead = num_identities + identities, num_dead + dead
-        skipped = folded.skipped
-        if not (moved or folded.num_folded or identities or dead):
-            break
-        _write_types(graph, native.infer(skeleton_from_graph(graph).model))
-    _check_qdq("normalising", num_qdq, _count_qdq(graph))
-    return _Simplified(num_constants, num_folded, num_identities, num_dead, num_qdq, skipped)
-
-
-def _write_types(graph: gs.Graph, model: onnx.ModelProto) -> None:
-    """Set every inner tensor's type to what inference found, which may be nothing; names are unique."""
-    with G_LOGGER.suppress(G_LOGGER.CRITICAL):
-        types = {
-            info.name: (get_onnx_tensor_dtype(info), get_onnx_tensor_shape(info))
-            for body in all_bodies(model)
-            for info in [*body.value_info, *(body.output if isinstance(body, onnx.GraphProto) else [])]
-            if info.type.HasField("tensor_type")
-        }
-    ports = {id(tensor) for tensor in [*graph.inputs, *graph.outputs]}
-    for node in all_nodes(graph):
-        for tensor in node.outputs:
-            if isinstance(tensor, gs.Variable) and tensor.name and id(tensor) not in ports:
-                tensor.dtype, tensor.shape = types.get(tensor.name, (None, None))

@@ -24,6 +24,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtforge.errors import InputError, UnavailableError
+from trtforge.graph.collection import without_collection
 from trtforge.graph.edit import all_graphs, is_array
 from trtforge.graph.protos import all_bodies
 from trtforge.graph.storage import PACKED_BITS, release_pages, tensor_from_array
@@ -51,6 +52,7 @@ class Skeleton:
     weights: dict[str, np.ndarray[Any, Any]]
 
 
+@without_collection()
 def skeleton_from_graph(graph: gs.Graph) -> Skeleton:
     """The model of a graph without its weights; of two weights with one name, the second keeps its data."""
     weights: dict[str, np.ndarray[Any, Any]] = {}
@@ -71,6 +73,7 @@ def _stubs(skeleton: Skeleton) -> Iterator[TensorProto]:
                 yield tensor
 
 
+@without_collection()
 def save_model(graph: gs.Graph, path: Path) -> tuple[Path, ...]:
     """Write a graph, replacing what was there only once the new file is complete.
 

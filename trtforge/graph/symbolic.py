@@ -1,6 +1,7 @@
 """Concrete shapes of a whole graph, node by node, for concrete input shapes. Runs in native.py's child process.
 
-Going through the nodes in order, everything about earlier tensors is known: their shapes, and the values of the small
+One inference over the whole graph gives most shapes. Going through the nodes in order, for the rest, everything about
+earlier tensors is known: their shapes, and the values of the small
 integer tensors that Shape, Gather, Concat and arithmetic compute. Each node's output types then follow from its schema
 (onnx's C++ inference for one node, given those values), so that a Reshape whose target is computed from shapes resolves
 whatever arithmetic led to it. What a schema cannot tell (subgraphs, ops of other domains) comes from the inference over
@@ -34,13 +35,10 @@ def resolve_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, tuple[int,
         input_shapes: a concrete shape for each graph input.
     """
     bindings = _bind_inputs(model.graph, input_shapes)
-    state = _State(model)
-    try:
-        whole = shape_inference.infer_shapes(model).graph
-    except Exception:
-        # InferenceError, RuntimeError and pybind's types: node by node is then all there is.
-        whole = model.graph
-    fallback = {info.name: info.type for info in [*whole.value_info, *whole.output]}
+    whole = _infer_whole(model)
+    fallback = {info.name: info.type for info in (*model.graph.value_info, *model.graph.output)}
+    fallback.update({name: kind for name, kind in whole.items() if kind.tensor_type.HasField("shape")})
+    state = _State(model, {name: kind for name, kind in whole.items() if _is_concrete(kind)})
     for node in model.graph.node:
         state.visit(node)
         for name in node.output:
@@ -48,6 +46,28 @@ def resolve_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, tuple[int,
                 state.types[name] = _substitute(fallback[name], bindings)
     shapes = {name: state.shape_of(name) for name in state.types}
     return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def _infer_whole(model: onnx.ModelProto) -> dict[str, TypeProto]:
+    """Types that follow from the sizes of the inputs alone, by one inference over the whole graph."""
+    computed = {name for node in model.graph.node if node.domain in DEFAULT_DOMAINS for name in node.output}
+    fresh = onnx.ModelProto.FromString(model.SerializeToString())
+    del fresh.graph.value_info[:]
+    fresh.graph.value_info.extend(info for info in model.graph.value_info if info.name not in computed)
+    for port in fresh.graph.output:
+        # What an output states may hold for other sizes.
+        port.type.tensor_type.ClearField("shape")
+    try:
+        graph = shape_inference.infer_shapes(fresh).graph
+    except Exception:
+        # InferenceError, RuntimeError and pybind's types: node by node is then all there is.
+        return {}
+    return {info.name: info.type for info in (*graph.value_info, *graph.output)}
+
+
+def _is_concrete(type_proto: TypeProto) -> bool:
+    shape = type_proto.tensor_type
+    return shape.HasField("shape") and all(d.HasField("dim_value") and d.dim_value >= 0 for d in shape.shape.dim)
 
 
 def _bind_inputs(graph: onnx.GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -77,8 +97,9 @@ def _substitute(type_proto: TypeProto, bindings: Mapping[str, int]) -> TypeProto
 class _State:
     """What is known of the tensors so far: types by name, and small values by name."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, known: Mapping[str, TypeProto]) -> None:
         self.types: dict[str, TypeProto] = {}
+        self._known = known
         self.values: dict[str, Array] = {}
         self._imports = list(model.opset_import)
         self._versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -97,9 +118,7 @@ class _State:
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """The concrete shape of a tensor, if it is known."""
         tensor_type = self.types[name].tensor_type if name in self.types else None
-        if tensor_type is None or not tensor_type.HasField("shape"):
-            return None
-        if not all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor_type.shape.dim):
+        if tensor_type is None or not _is_concrete(self.types[name]):
             return None
         return tuple(dim.dim_value for dim in tensor_type.shape.dim)
 
@@ -110,6 +129,9 @@ class _State:
             self._evaluate(node)
 
     def _infer(self, node: onnx.NodeProto) -> None:
+        if all(name in self._known for name in node.output if name):
+            self.types.update((name, self._known[name]) for name in node.output if name)
+            return
         given = [name for name in node.input if name]
         if any(name not in self.types for name in given):
             return

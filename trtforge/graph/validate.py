@@ -1,6 +1,7 @@
 """The rules that a ModelProto keeps before any pass sees it.
 
-  1. It has a graph with nodes and outputs, at most `Limits.model_nodes` nodes, and imports the default opset once.
+  1. It has a graph with nodes and outputs, at most `Limits.model_nodes` nodes, and imports the default opset once and
+     every other domain that it uses; a domain whose functions it defines has all that it calls.
   2. Inputs and outputs are tensors with names that can be printed.
   3. Every attribute is of a kind that onnx-graphsurgeon keeps (it drops the others silently).
   4. Static single assignment: a name has one producer per graph, every name that is read is produced in the graph or
@@ -23,6 +24,10 @@ from trtforge.limits import Limits
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 _EXPORT_AGAIN = "export the model again"
+# Nodes of a cycle that a message names.
+_MAX_SHOWN = 6
+# Domains that hold operators of their own besides functions that a model may define there.
+_OPERATOR_DOMAINS = {"ai.onnx.ml", "com.microsoft", "trtforge"}
 _KEPT_ATTRIBUTES = {
     AttributeProto.FLOAT,
     AttributeProto.INT,
@@ -60,6 +65,7 @@ def check_model(model: onnx.ModelProto, source: str, limits: Limits) -> int:
     _check_ports(model.graph)
     for node in all_nodes(model):
         _check_attributes(node)
+    _check_defined(model)
     for body in all_bodies(model):
         _check_unique_names(body)
     _check_reads(model.graph, ())
@@ -130,6 +136,22 @@ def _check_ports(graph: onnx.GraphProto) -> None:
         if (kind, port.name) in seen:
             raise InputError(f"the model has two {kind}s named {port.name!r}", "names are unique", _EXPORT_AGAIN)
         seen.add((kind, port.name))
+
+
+def _check_defined(model: onnx.ModelProto) -> None:
+    """Refuse nodes of a domain that is not imported, or of one whose functions the model holds, but not this one."""
+    imported = {entry.domain for holder in (model, *model.functions) for entry in holder.opset_import}
+    functions = {(function.domain, function.name) for function in model.functions}
+    own_domains = {domain for domain, _ in functions} - _OPERATOR_DOMAINS
+    for node in all_nodes(model):
+        if node.domain in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions:
+            continue
+        where = f"node {node.name!r} is a {node.domain}.{node.op_type}, which nothing defines"
+        if node.domain not in imported:
+            raise InputError(where, f"the model does not import the domain {node.domain!r}", _EXPORT_AGAIN)
+        if node.domain in own_domains:
+            known = ", ".join(sorted(name for domain, name in functions if domain == node.domain)[:_MAX_SHOWN])
+            raise InputError(where, f"its functions of the domain {node.domain!r} are: {known}", _EXPORT_AGAIN)
 
 
 def _check_attributes(node: onnx.NodeProto) -> None:
@@ -224,12 +246,34 @@ def _sort_nodes(body: Body) -> None:
         return
     order = stable_order(needs)
     if len(order) < len(needs):
-        stuck = body.node[min(set(range(len(needs))) - set(order))]
+        cycle = [body.node[index] for index in _find_cycle(needs, set(order))]
+        path = " -> ".join(f"{node.name!r} ({node.op_type})" for node in [*cycle, cycle[0]])
         raise InputError(
-            f"the graph has a cycle through node {stuck.name!r} ({stuck.op_type})",
+            f"the graph has a cycle: {path if len(cycle) <= _MAX_SHOWN else _shorten(path)}",
             "a node cannot need its own result",
             _EXPORT_AGAIN,
         )
     nodes = [onnx.NodeProto.FromString(body.node[index].SerializeToString()) for index in order]
     del body.node[:]
     body.node.extend(nodes)
+
+
+def _find_cycle(needs: list[set[int]], sorted_nodes: set[int]) -> list[int]:
+    """The nodes of one cycle, each before one that reads it, the first one listed first."""
+    step: dict[int, int] = {}
+    index = min(set(range(len(needs))) - sorted_nodes)
+    # What could not be sorted needs something else that could not, so that this ends in a cycle.
+    while index not in step:
+        step[index] = min(need for need in needs[index] if need not in sorted_nodes)
+        index = step[index]
+    cycle = [index]
+    while step[cycle[-1]] != index:
+        cycle.append(step[cycle[-1]])
+    cycle.reverse()
+    start = cycle.index(min(cycle))
+    return cycle[start:] + cycle[:start]
+
+
+def _shorten(path: str) -> str:
+    steps = path.split(" -> ")
+    return " -> ".join([*steps[:_MAX_SHOWN], f"({len(steps) - _MAX_SHOWN - 1} more nodes)", steps[-1]])

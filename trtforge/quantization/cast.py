@@ -51,18 +51,24 @@ class CastReport:
     num_casts: int
 
 
-def cast_graph(graph: gs.Graph, dtype: LowPrecision, observed_amax: Mapping[str, float] | None = None) -> CastReport:
+def cast_graph(
+    graph: gs.Graph,
+    dtype: LowPrecision,
+    observed_amax: Mapping[str, float] | None = None,
+    kept: Mapping[str, str] | None = None,
+) -> CastReport:
     """Cast the graph in place; the types of its inputs and outputs stay.
 
     Args:
         graph: normalised, so topologically sorted with constants as initializers.
         dtype: the low precision.
         observed_amax: largest absolute values that calibration saw, by tensor name.
+        kept: nodes that have to stay float32, by name, and why.
     """
     low = np.dtype(np.float16) if dtype == "float16" else BFLOAT16
     fill_element_types(graph)
     _remove_idle_casts(graph)
-    plan = plan_cast(graph, low, observed_amax or {})
+    plan = plan_cast(graph, low, observed_amax or {}, kept)
     caster = _Caster(graph, low, plan)
     caster.run()
     nodes = [node for node in graph.nodes if id(node) in plan.precisions]

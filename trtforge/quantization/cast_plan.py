@@ -28,6 +28,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import pinned_names, subgraphs_of
+from trtforge.graph.intake import needs_float32
 from trtforge.graph.signature import is_float32
 from trtforge.graph.storage import release_pages
 from trtforge.quantization.cast_constants import refuse_constant
@@ -60,7 +61,9 @@ _NEUTRAL_OPS = (
 # Operators that give values of their input or 0, so that what they give from afar was as far before.
 _PASSING_OPS = (LAYOUT_OPS - {"Concat"}) | {"Abs", "Clip", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Neg", "Relu"}
 # TensorRT-RTX 1.7.1 refuses to parse or build them in bfloat16.
-_WITHOUT_BFLOAT16 = frozenset(("ConvTranspose", "HardSwish", "Mish"))
+_WITHOUT_BFLOAT16 = frozenset(("ConvTranspose", "GRU", "HardSwish", "Mish"))
+# Their importer masks the steps past a sequence's end with float32 zeros.
+_RECURRENT_OPS = frozenset(("GRU", "LSTM", "RNN"))
 # Their output follows an attribute or a scale, not the type of an input of the same variable.
 _TYPED_OUTPUT_OPS = frozenset(("Cast", "ConstantOfShape", "DequantizeLinear"))
 
@@ -87,15 +90,21 @@ class CastPlan:
     reasons: dict[int, str]
 
 
-def plan_cast(graph: gs.Graph, dtype: np.dtype[np.generic], observed_amax: Mapping[str, float]) -> CastPlan:
+def plan_cast(
+    graph: gs.Graph,
+    dtype: np.dtype[np.generic],
+    observed_amax: Mapping[str, float],
+    kept: Mapping[str, str] | None = None,
+) -> CastPlan:
     """Decide each node's precision.
 
     Args:
         graph: topologically sorted, element types known.
         dtype: float16 or bfloat16.
         observed_amax: largest absolute values seen, by tensor name; tensors may be missing.
+        kept: nodes that have to stay float32, by name, and why.
     """
-    planner = _Planner(graph, dtype, observed_amax)
+    planner = _Planner(graph, dtype, observed_amax, kept or {})
     planner.seed()
     planner.keep_trigonometric_arguments()
     planner.keep_products_of_sums()
@@ -132,9 +141,16 @@ def _is_lowered(node: gs.Node, types: OpTypes, index: int, dtype: np.dtype[np.ge
 
 
 class _Planner:
-    def __init__(self, graph: gs.Graph, dtype: np.dtype[np.generic], observed_amax: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        graph: gs.Graph,
+        dtype: np.dtype[np.generic],
+        observed_amax: Mapping[str, float],
+        kept: Mapping[str, str],
+    ) -> None:
         self.graph = graph
         self.dtype = dtype
+        self.kept = kept
         self.observed_amax = _with_sources(graph, observed_amax) if dtype != BFLOAT16 else {}
         self.precisions: dict[int, Precision] = {}
         self.reasons: dict[int, str] = {}
@@ -143,7 +159,7 @@ class _Planner:
     def seed(self) -> None:
         """Decide what a node's own operator, constants and ranges decide."""
         for node in self.graph.nodes:
-            reason = self._seed_reason(node)
+            reason = self.kept.get(node.name) or self._seed_reason(node)
             if not any(is_float32(tensor) for tensor in (*node.inputs, *node.outputs)):
                 self.precisions[id(node)] = Precision.NONE
             elif reason is not None:
@@ -223,6 +239,8 @@ class _Planner:
     def _seed_reason(self, node: gs.Node) -> str | None:
         if subgraphs_of(node):
             return "it holds subgraphs, which stay float32"
+        if needs_float32(node):
+            return "its integers are exact only in float32"
         tensors = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
         for tensor in tensors:
             if tensor.dtype is None or getattr(tensor, "type", "tensor_type") != "tensor_type":
@@ -234,6 +252,8 @@ class _Planner:
             return "it states its own output type"
         if self.dtype == BFLOAT16 and node.op in _WITHOUT_BFLOAT16:
             return f"TensorRT-RTX has no bfloat16 {node.op}"
+        if node.op in _RECURRENT_OPS and len(node.inputs) > 4 and node.inputs[4].name:
+            return f"TensorRT-RTX has no {self.dtype.name} {node.op} with sequence lengths"
         if node.op in _FLOAT32_OPS or (node.op == "GroupNormalization" and self.graph.opset < 21):
             return f"{node.op} needs float32 inside"
         if node.op == "Softmax" and not _is_attention_softmax(node):

@@ -23,6 +23,7 @@ import onnx_graphsurgeon as gs
 from trtforge.errors import InputError
 from trtforge.graph.cost import GEMM_OPS, Shapes, constant_weight
 from trtforge.graph.edit import all_nodes
+from trtforge.graph.intake import needs_float32
 from trtforge.quantization.arrived import Operands, find_pairs, operands_of
 from trtforge.quantization.attention_sites import attention_reason, find_attentions
 from trtforge.quantization.residuals import skip_inputs
@@ -208,6 +209,8 @@ class _Planner:
             return f"excluded by the recipe's pattern {self.excluded[node.name]!r}"
         if id(node) not in self._outer:
             return "it lies in the body of an If, Loop or Scan"
+        if needs_float32(node):
+            return "its integers are exact only in float32"
         if node.op == "Attention":
             return "fused attention runs in the float type"
         return self.without_int8.get(node.op)

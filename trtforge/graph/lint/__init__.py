@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
-from trtforge.graph.lint import operators, rules, structure
+from trtforge.graph.lint import control_flow, operators, rules, structure
 from trtforge.graph.lint.findings import Finding, Fixed
 from trtforge.graph.lint.fixer import fix
 
@@ -21,9 +21,14 @@ Rule = Callable[[gs.Graph], Iterator[Finding]]
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "missing-op": operators.missing_op,
+        "unsupported-port": operators.unsupported_port,
         "dynamic-quantization": operators.dynamic_quantization,
         "qlinear-op": operators.qlinear_op,
         "microsoft-qdq": operators.microsoft_qdq,
+        "branch-ranks": control_flow.branch_ranks,
+        "sequences": control_flow.sequences,
+        "loop-values": control_flow.loop_values,
+        "loop-limit": control_flow.loop_limit,
         "omitted-zero-point": rules.omitted_zero_point,
         "nonzero-zero-point": rules.nonzero_zero_point,
         "unsigned-zero-point": rules.unsigned_zero_point,

@@ -25,6 +25,7 @@ from trtforge.graph.lint.pairs import (
     write_zero_points,
 )
 from trtforge.graph.lint.qlinear import convert_qlinear
+from trtforge.graph.lint.tables import dequantize_tables
 from trtforge.graph.lint.weights import requantize_weights, store_dequantized, store_quantized
 
 
@@ -42,7 +43,9 @@ _STEPS: tuple[Callable[[Editor], None], ...] = (
     write_zero_points,
     mend_negative_scales,
     store_quantized,
+    dequantize_tables,
     _move_layout_ops,
+    dequantize_tables,
     store_dequantized,
     agree_pairs,
     collapse_double_pairs,

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import all_graphs, all_nodes, is_onnx_op
+from trtforge.graph.intake import full_name, is_rewritten, refused_operators
 from trtforge.graph.lint.editor import Editor
 from trtforge.graph.lint.findings import Finding
 from trtforge.graph.lint.params import has_input
@@ -15,10 +16,8 @@ from trtforge.graph.lint.qlinear import DYNAMIC_OPS, MICROSOFT, is_quantized_ope
 from trtforge.graph.signature import tensor_dtype
 
 QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
-_MISSING_DOMAINS = {
-    "ai.onnx.ml": "classical machine learning operators",
-    MICROSOFT: "ONNX Runtime's own operators",
-}
+_MISSING_TYPES = {"int16": "int32", "uint16": "int32", "uint32": "int64", "uint64": "int64", "object": "numbers"}
+_REWRITTEN = "build with trtforge, which writes it in operators that TensorRT has"
 
 
 def _is_dynamic(node: gs.Node) -> bool:
@@ -27,32 +26,55 @@ def _is_dynamic(node: gs.Node) -> bool:
 
 def missing_op(graph: gs.Graph) -> Iterator[Finding]:
     """Operators that no TensorRT parser has."""
+    refused = {entry.node: entry for entry in refused_operators(graph)}
     for node in all_nodes(graph):
-        domain = node.domain or ""
-        is_qdq = domain == MICROSOFT and node.op in QDQ_OPS
-        if domain in _MISSING_DOMAINS and not is_qdq and not _is_dynamic(node) and not is_quantized_operator(node):
-            yield Finding(
-                "missing-op",
-                node.name,
-                f"TensorRT has no operator {domain}.{node.op} (node {node.name!r})",
-                f"{domain} holds {_MISSING_DOMAINS[domain]}",
-                "export the model without them, before any ONNX Runtime optimisation",
-                "error",
-            )
+        if _is_dynamic(node) or is_quantized_operator(node):
+            continue
+        if node.name in refused:
+            reason, fix = refused[node.name].reason, refused[node.name].fix
+        elif is_rewritten(node):
+            reason, fix = "only ONNX Runtime and others run it", _REWRITTEN
+        else:
+            continue
+        yield Finding("missing-op", node.name, _no_operator(node), reason, fix, "error")
 
 
 def dynamic_quantization(graph: gs.Graph) -> Iterator[Finding]:
     """Scales found anew for every input: TensorRT has no operator for that."""
+    refused = {entry.node: entry for entry in refused_operators(graph)}
     for node in all_nodes(graph):
         if _is_dynamic(node):
+            entry = refused.get(node.name)
+            why = "it belongs to dynamic quantization, where scales depend on each input; TensorRT's are fixed before"
             yield Finding(
                 "dynamic-quantization",
                 node.name,
-                f"TensorRT has no operator {_full_name(node)} (node {node.name!r})",
-                "it belongs to dynamic quantization, where scales depend on each input; TensorRT's are fixed before",
-                "start from the float model and quantize it with fixed scales: trtforge quantize MODEL --calib DATA",
+                _no_operator(node),
+                f"{why}; {entry.reason}" if entry else why,
+                entry.fix if entry else f"{_REWRITTEN}; for INT8 start from the float model",
                 "error",
             )
+
+
+def unsupported_port(graph: gs.Graph) -> Iterator[Finding]:
+    """Inputs and outputs have types that TensorRT has."""
+    for kind, tensors in (("input", graph.inputs), ("output", graph.outputs)):
+        for tensor in tensors:
+            dtype = None if isinstance(tensor, gs.Constant) else tensor_dtype(tensor.dtype)
+            if dtype is not None and dtype.name in _MISSING_TYPES:
+                yield Finding(
+                    "unsupported-port",
+                    tensor.name,
+                    f"{kind} {tensor.name!r} is {dtype.name}",
+                    "TensorRT has no such type",
+                    f"export the model with {_MISSING_TYPES[dtype.name]} there",
+                    "error",
+                )
+
+
+def _no_operator(node: gs.Node) -> str:
+    form = ", or not in this form" if is_onnx_op(node) and not _is_dynamic(node) else ""
+    return f"TensorRT has no operator {full_name(node)}{form} (node {node.name!r})"
 
 
 def qlinear_op(graph: gs.Graph) -> Iterator[Finding]:
@@ -63,7 +85,7 @@ def qlinear_op(graph: gs.Graph) -> Iterator[Finding]:
             yield Finding(
                 "qlinear-op",
                 node.name,
-                f"TensorRT has no operator {_full_name(node)} (node {node.name!r})",
+                f"TensorRT has no operator {full_name(node)} (node {node.name!r})",
                 "it reads quantization only from Q/DQ pairs around float operators",
                 f"start from the float model and quantize it with Q/DQ ({reason})"
                 if reason
@@ -84,10 +106,6 @@ def microsoft_qdq(graph: gs.Graph) -> Iterator[Finding]:
                 f"use ONNX's own {node.op}, as trtforge lint --fix does",
                 "warning",
             )
-
-
-def _full_name(node: gs.Node) -> str:
-    return node.op if is_onnx_op(node) else f"{node.domain}.{node.op}"
 
 
 def convert_microsoft_qdq(editor: Editor) -> None:

@@ -110,7 +110,7 @@ def _requantize(editor: Editor, node: gs.Node, params: QuantParams) -> None:
     has_wrong_axis = params.axis is not None and any(axis != params.axis % codes.ndim for _, axis in wanted)
     if is_clean and not has_wrong_axis:
         return
-    shifted = None if has_wrong_axis else _shift(codes, params)
+    shifted = None if has_wrong_axis else shift(codes, params)
     if shifted is not None:
         _store(editor, node, *shifted, params.axis)
         editor.record(_rule(params), [node], "its codes are shifted to int8 with a zero-point of 0; same numbers")
@@ -133,7 +133,7 @@ def _rule(params: QuantParams) -> str:
     return "unsigned-zero-point" if params.dtype == UINT8 else "nonzero-zero-point"
 
 
-def _shift(codes: Array, params: QuantParams) -> tuple[Array, Array] | None:
+def shift(codes: Array, params: QuantParams) -> tuple[Array, Array] | None:
     """Codes less their zero-points and positive scales, where that is exact."""
     scale = params.spread(params.scale, codes.shape).astype(np.float64)
     shifted = codes.astype(np.int32) - params.spread(params.zero_point, codes.shape)

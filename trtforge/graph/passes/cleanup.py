@@ -74,12 +74,15 @@ def remove_identities(graph: gs.Graph) -> int:
     return remove_nodes(graph, lambda node: id(node) in removed)
 
 
+def give_output(node: gs.Node, index: int, tensor: gs.Variable) -> None:
+    """Make a node's output another tensor, which then has no other producer; the old one has none."""
+    list.clear(node.outputs[index].inputs)
+    list.__setitem__(node.outputs, index, tensor)
+    list.__setitem__(tensor.inputs, slice(None), [node])
+
+
 def _rename_output(producer: gs.Node, source: gs.Variable, result: gs.Variable, identity: gs.Node) -> None:
     """Make a node produce `result` in place of `source`."""
-    for index, tensor in enumerate(producer.outputs):
-        if tensor is source:
-            list.__setitem__(producer.outputs, index, result)
-    list.__setitem__(result.inputs, slice(None), [producer])
-    list.clear(source.inputs)
+    give_output(producer, next(index for index, tensor in enumerate(producer.outputs) if tensor is source), result)
     list.clear(identity.outputs)
     replace_uses(source, result)

@@ -1,0 +1,1 @@
+"""If, Loop and sequences: resolved where shapes or the profile decide them."""

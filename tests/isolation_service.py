@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trtforge.errors import BuildError, InputError
+from trtforge.errors import BuildError, Diagnosis, InputError
 
 _calls = []
 
@@ -46,11 +47,14 @@ def _report(meta, arrays, progress):
 
 def _raise(meta, arrays, progress):
     if meta["kind"] == "build":
-        raise BuildError("no kernel", "the op is new", "update", node="conv_7")
+        diagnosis = Diagnosis("no-kernel", "the op is new", "update", "conv_7", "Conv", ("x float32[1]",), "no runner")
+        raise BuildError("no kernel", "the op is new", "update", node="conv_7", diagnosis=diagnosis)
     if meta["kind"] == "subclass":
         raise _OwnError("bad", "because", "mend it")
     if meta["kind"] == "memory":
         raise MemoryError
+    if meta["kind"] == "mmap":
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
     raise ZeroDivisionError("deep inside")
 
 

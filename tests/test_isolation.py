@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trtforge.errors import BuildError, ChildDiedError, InputError, InternalError
-from trtforge.isolation import Child
+from trtforge.errors import BuildError, ChildDiedError, Diagnosis, InputError, InternalError
+from trtforge.isolation import Child, _error_from_meta
 
 SERVICE = "isolation_service:SERVICE"
 
@@ -126,6 +126,9 @@ def test_an_error_of_ours_crosses_with_its_class_and_text(child):
         child.call("raise", {"kind": "build"})
     error = caught.value
     assert (error.what, error.why, error.fix, error.node) == ("no kernel", "the op is new", "update", "conv_7")
+    assert error.diagnosis == Diagnosis(
+        "no-kernel", "the op is new", "update", "conv_7", "Conv", ("x float32[1]",), "no runner"
+    )
     with pytest.raises(InputError) as caught:
         child.call("raise", {"kind": "subclass"})
     assert str(caught.value) == "bad\nwhy: because\nfix: mend it"
@@ -139,9 +142,25 @@ def test_any_other_exception_becomes_an_internal_error_with_the_childs_traceback
     assert "in _raise" in caught.value.detail
 
 
-def test_a_memory_error_says_that_memory_ran_out(child):
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        (None, None),
+        ("text", None),
+        ({}, Diagnosis("", "", "")),
+        ({"cause": 1, "node": 2, "shapes": "abc"}, Diagnosis("1", "", "", "2")),
+        ({"cause": "c", "shapes": [1, None]}, Diagnosis("c", "", "", shapes=("1", "None"))),
+    ],
+)
+def test_a_diagnosis_of_a_child_that_was_taken_over_is_text_and_nothing_else(sent, received):
+    error = _error_from_meta({"class": "BuildError", "what": "w", "diagnosis": sent})
+    assert error.diagnosis == received
+
+
+@pytest.mark.parametrize("kind", ["memory", "mmap"])
+def test_a_memory_error_says_that_memory_ran_out(child, kind):
     with pytest.raises(ChildDiedError) as caught:
-        child.call("raise", {"kind": "memory"})
+        child.call("raise", {"kind": kind})
     assert caught.value.what == "the test service process ran out of memory"
     assert "use a machine with more memory" in caught.value.fix
     assert not is_running(child.pid)

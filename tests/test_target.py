@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from trtforge.errors import InputError, UnavailableError
-from trtforge.target import RTX_COMPUTE_CAPABILITIES, BackendName, Target, check_quantization, rtx_target_from_option
+from trtforge.target import (
+    RTX_COMPUTE_CAPABILITIES,
+    BackendName,
+    Target,
+    check_quantization,
+    rtx_target_from_option,
+    tensorrt_target_from_option,
+)
 
 
 def test_no_option_means_the_portable_default() -> None:
@@ -49,7 +56,7 @@ def test_data_centre_gpus_without_rtx_are_sent_to_tensorrt(name: str, cards: str
     with pytest.raises(UnavailableError, match=f"cannot build for {name} ") as caught:
         rtx_target_from_option(f"sm_86,{name}")
     assert cards in caught.value.what
-    assert "to TensorRT on a machine with this GPU" in caught.value.fix
+    assert caught.value.fix == "build with --backend tensorrt on a machine with this GPU"
 
 
 @pytest.mark.parametrize("gpu", ["sm_75,sm_86", "sm_120,sm_75"])
@@ -96,3 +103,32 @@ def test_the_targets_that_can_are_kept_in_the_advice() -> None:
     with pytest.raises(InputError) as caught:
         check_quantization(rtx_target_from_option("sm_75"), "int4")
     assert caught.value.fix == "give --gpu sm_80,sm_86,sm_89,sm_120, and build with --int8-weights for the other GPUs"
+
+
+def test_tensorrt_builds_for_the_gpu_that_is_present() -> None:
+    assert tensorrt_target_from_option(None, 90) == Target(BackendName.TENSORRT, (90,), explicit=False)
+    assert tensorrt_target_from_option("sm_90", 90) == Target(BackendName.TENSORRT, (90,))
+    assert tensorrt_target_from_option("sm_100,sm_100", 100).names == ["sm_100"]
+
+
+@pytest.mark.parametrize("gpu", ["sm_86", "sm_90,sm_86", "sm_999"])
+def test_tensorrt_refuses_any_other_gpu(gpu: str) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        tensorrt_target_from_option(gpu, 90)
+    assert caught.value.what == f"--gpu {gpu} cannot be built here with tensorrt"
+    assert "the GPU of this machine, sm_90" in caught.value.why
+    assert "--backend tensorrt-rtx" in caught.value.fix
+
+
+def test_what_is_no_compute_capability_is_refused_for_tensorrt_as_well() -> None:
+    with pytest.raises(InputError, match="--gpu 'H100' is not a compute capability") as caught:
+        tensorrt_target_from_option("H100", 90)
+    assert caught.value.why == "tensorrt builds for the GPU of this machine, sm_90"
+
+
+def test_fp8_on_an_older_gpu_of_this_machine_is_not_sent_to_another_target() -> None:
+    with pytest.raises(InputError) as caught:
+        check_quantization(tensorrt_target_from_option(None, 86), "fp8")
+    assert caught.value.what == "--fp8 cannot be built for sm_86, the GPU of this machine"
+    assert caught.value.fix == "build with --int8, or on a newer GPU"
+    check_quantization(tensorrt_target_from_option(None, 90), "fp8")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -17,18 +16,18 @@ import onnx
 import onnx.parser
 
 from trtforge import __version__
-from trtforge.backends.base import BuildRequest
-from trtforge.backends.registry import select_backend
-from trtforge.errors import TrtForgeError
+from trtforge.backends.base import Backend, BuildRequest
+from trtforge.backends.registry import all_backends
+from trtforge.errors import TrtForgeError, UnavailableError
+from trtforge.gpu import find_gpus
 from trtforge.profile import Profile, ProfileSet, ShapeRange
 from trtforge.reference import ReferenceModel
-from trtforge.target import rtx_target_from_option
+from trtforge.target import RTX_WITHOUT, BackendName
 
 _PROBE = """
 <ir_version: 10, opset_import: ["" : 23]>
 probe (float[2, 16] x) => (float[2, 16] y) { y = Relu (x) }
 """
-_NVIDIA_SMI_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def examine() -> list[Check]:
         Check("python", "ok", platform.python_version()),
         Check("trtforge", "ok", __version__),
         _attempt("onnxruntime", _run_probe),
-        _attempt("tensorrt-rtx", _build_probe),
+        *_check_backends(),
         _find_gpu(),
     ]
 
@@ -80,22 +79,33 @@ def _run_probe(model: Path) -> str:
     return f"{metadata.version('onnxruntime')} runs a model"
 
 
-def _build_probe(model: Path) -> str:
-    backend = select_backend("tensorrt-rtx")
+def _check_backends() -> Iterator[Check]:
+    """Every engine builder: usable here, or why not. One is enough."""
+    backends = all_backends()
+    reasons = {backend.name: backend.unavailable() for backend in backends}
+    for backend in backends:
+        reason = reasons[backend.name]
+        if reason is None:
+            yield _attempt(backend.name, partial(_build_probe, backend))
+        else:
+            is_needed = backend.name is BackendName.TENSORRT_RTX and all(reasons.values())
+            yield Check(backend.name, "failed" if is_needed else "missing", f"{reason.what}: {reason.why}", reason.fix)
+
+
+def _build_probe(backend: Backend, model: Path) -> str:
     shape = ShapeRange((2, 16), (2, 16), (2, 16))
     profiles = ProfileSet((Profile("default", {"x": shape}),), "static")
-    request = BuildRequest(model, model.with_suffix(".engine"), profiles, rtx_target_from_option(None))
+    target = backend.target(None)
     with backend.start_worker(None) as worker:
-        result = backend.build(request, worker)
-    return f"{result.backend_version} builds an engine in {result.build_s:.1f} s"
+        result = backend.build(BuildRequest(model, model.with_suffix(".engine"), profiles, target), worker)
+    return f"{result.backend_version} builds an engine for {', '.join(target.names)} in {result.build_s:.1f} s"
 
 
 def _find_gpu() -> Check:
-    if shutil.which("nvidia-smi") is None:
-        return Check("gpu", "missing", "no NVIDIA driver here; engines are built and verified without one")
-    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
-    except (subprocess.SubprocessError, OSError) as err:
-        return Check("gpu", "missing", f"nvidia-smi does not answer: {err}", "check the driver")
-    return Check("gpu", "ok", "; ".join(found.stdout.strip().splitlines()))
+        gpus = find_gpus()
+    except UnavailableError as err:
+        return Check("gpu", "missing", f"{err.why}; engines are built and verified without one")
+    listed = "; ".join(f"{gpu.name}, sm_{gpu.compute_capability}" for gpu in gpus)
+    needs_tensorrt = any(gpu.compute_capability in RTX_WITHOUT for gpu in gpus)
+    return Check("gpu", "ok", listed, "its engines take --backend tensorrt" if needs_tensorrt else "")

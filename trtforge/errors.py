@@ -5,6 +5,31 @@ The library raises them and never prints; the command line renders them and maps
 
 from __future__ import annotations
 
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a builder refused or died of, as data.
+
+    Attributes:
+        cause: the kind of failure, e.g. "missing-operator"; the same for the same failure of another node.
+        reason: why, in the model's names.
+        remedy: what can be done about it.
+        node: name of the ONNX node; None where nothing tells it.
+        op: its operator, with its domain where that is not ONNX's; empty where unknown.
+        shapes: its inputs as the builder saw them, e.g. "hidden float16[-1, 8]"; -1 marks a dynamic dim.
+        message: the builder's own words.
+    """
+
+    cause: str
+    reason: str
+    remedy: str
+    node: str | None = None
+    op: str = ""
+    shapes: tuple[str, ...] = ()
+    message: str = ""
+
 
 class TrtForgeError(Exception):
     """Base of every error that trtforge raises on purpose.
@@ -13,9 +38,13 @@ class TrtForgeError(Exception):
         what: one sentence that states what failed, with the actual value.
         why: the reason, with the allowed values where there are any.
         fix: what the user can do about it.
+
+    Attributes:
+        diagnosis: of a build that failed; None elsewhere.
     """
 
     exit_code = 2
+    diagnosis: Diagnosis | None = None
 
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(what)
@@ -41,11 +70,15 @@ class BuildError(TrtForgeError):
 
     Args:
         node: name of the ONNX node that the backend blamed, when it named one.
+        diagnosis: the same as data.
     """
 
-    def __init__(self, what: str, why: str = "", fix: str = "", node: str | None = None) -> None:
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", node: str | None = None, diagnosis: Diagnosis | None = None
+    ) -> None:
         super().__init__(what, why, fix)
         self.node = node
+        self.diagnosis = diagnosis
 
 
 class ChildDiedError(TrtForgeError):

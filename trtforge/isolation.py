@@ -12,6 +12,8 @@ without exec would hold it too, so the child also asks for SIGKILL at its parent
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import errno
 import faulthandler
 import fcntl
 import importlib
@@ -35,7 +37,7 @@ from typing import Any, NoReturn, Self
 import numpy.typing as npt
 
 from trtforge import errors
-from trtforge.errors import BuildError, ChildDiedError, InternalError, TrtForgeError
+from trtforge.errors import BuildError, ChildDiedError, Diagnosis, InternalError, TrtForgeError
 from trtforge.frames import Arrays, BadFrameError, GoneError, LateError, Meta, pack_frame, read_frame, write_buffers
 
 __all__ = ["Arrays", "Child", "Handler", "Meta", "Progress", "serve"]
@@ -283,9 +285,10 @@ def _meta_from_error(error: BaseException, service: str) -> Meta:
     """A handler's exception as JSON; a class that errors.py does not know crosses as its nearest base."""
     if isinstance(error, TrtForgeError):
         name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
-        meta = {"class": name, "what": error.what, "why": error.why, "fix": error.fix}
+        meta: Meta = {"class": name, "what": error.what, "why": error.why, "fix": error.fix}
+        meta["diagnosis"] = None if error.diagnosis is None else dataclasses.asdict(error.diagnosis)
         return meta | {key: getattr(error, key) for key in ("node", "detail") if hasattr(error, key)}
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return {"class": "MemoryError"}
     detail = "".join(traceback.format_exception(error))
     what = f"{service} failed with {type(error).__name__}"
@@ -296,10 +299,24 @@ def _error_from_meta(meta: Meta) -> TrtForgeError:
     """The exception that `_meta_from_error` described; any other content gives a plain TrtForgeError."""
     texts = {key: str(meta.get(key, "")) for key in ("what", "why", "fix")}
     if meta.get("class") == "BuildError":
-        return BuildError(**texts, node=None if meta.get("node") is None else str(meta["node"]))
+        node = None if meta.get("node") is None else str(meta["node"])
+        return BuildError(**texts, node=node, diagnosis=_diagnosis_from_meta(meta.get("diagnosis")))
     if meta.get("class") == "InternalError":
         return InternalError(**texts, detail=str(meta.get("detail", "")))
     return _ERRORS.get(str(meta.get("class")), TrtForgeError)(**texts)
+
+
+def _diagnosis_from_meta(meta: object) -> Diagnosis | None:
+    """The diagnosis that crossed; of a child that was taken over it holds text and nothing else."""
+    if not isinstance(meta, dict):
+        return None
+    texts = {key: str(meta.get(key, "")) for key in ("cause", "reason", "remedy", "op", "message")}
+    shapes = meta.get("shapes")
+    return Diagnosis(
+        **texts,
+        node=None if meta.get("node") is None else str(meta["node"]),
+        shapes=tuple(map(str, shapes)) if isinstance(shapes, list) else (),
+    )
 
 
 def _tie_to_parent(lifeline: int, parent: int, in_main_thread: bool) -> None:

@@ -65,23 +65,13 @@ def rtx_target_from_option(gpu: str | None) -> Target:
     if gpu is None:
         return Target(BackendName.TENSORRT_RTX, RTX_PORTABLE, explicit=False)
     allowed = ", ".join(f"sm_{cc}" for cc in RTX_COMPUTE_CAPABILITIES)
-    found: set[int] = set()
-    for name in gpu.split(","):
-        match = re.fullmatch(r"sm_([1-9]\d{1,2})", name.strip(), re.ASCII)
-        if match is None:
-            raise InputError(
-                f"--gpu {name.strip()!r} is not a compute capability",
-                f"tensorrt-rtx builds for {allowed}",
-                "give a comma-separated list such as --gpu sm_86,sm_89",
-            )
-        found.add(int(match.group(1)))
+    found = _compute_capabilities(gpu, f"tensorrt-rtx builds for {allowed}")
     for cc in sorted(found):
         if cc in RTX_WITHOUT:
             raise UnavailableError(
                 f"tensorrt-rtx cannot build for sm_{cc} ({RTX_WITHOUT[cc]})",
                 f"it has code for {allowed} only",
-                "hand the ONNX file that `trtforge quantize` writes to TensorRT on a machine with this GPU; "
-                "this version of trtforge drives tensorrt-rtx only",
+                "build with --backend tensorrt on a machine with this GPU",
             )
         if cc not in RTX_COMPUTE_CAPABILITIES:
             raise InputError(
@@ -96,6 +86,48 @@ def rtx_target_from_option(gpu: str | None) -> Target:
             "build one artifact for --gpu sm_75 and one for the rest",
         )
     return Target(BackendName.TENSORRT_RTX, tuple(sorted(found)))
+
+
+def tensorrt_target_from_option(gpu: str | None, present: int) -> Target:
+    """The TensorRT target for `--gpu`: the GPU that is present, which the option may name but not change.
+
+    Args:
+        gpu: e.g. "sm_90".
+        present: the GPU's compute capability, 90 for 9.0.
+
+    Raises:
+        InputError: a name that is no compute capability.
+        UnavailableError: another one than the GPU's.
+    """
+    target = Target(BackendName.TENSORRT, (present,))
+    if gpu is None:
+        return dataclasses.replace(target, explicit=False)
+    if _compute_capabilities(gpu, f"tensorrt builds for the GPU of this machine, {target.names[0]}") != {present}:
+        raise UnavailableError(
+            f"--gpu {gpu} cannot be built here with tensorrt",
+            f"it measures kernels on the GPU of this machine, {target.names[0]}, and builds for that",
+            "leave --gpu out, build on a machine with that GPU, or use --backend tensorrt-rtx",
+        )
+    return target
+
+
+def _compute_capabilities(gpu: str, allowed: str) -> set[int]:
+    """The numbers in `"sm_86,sm_89"`.
+
+    Raises:
+        InputError: a name that is no compute capability; `allowed` is the reason it gives.
+    """
+    found: set[int] = set()
+    for name in gpu.split(","):
+        match = re.fullmatch(r"sm_([1-9]\d{1,2})", name.strip(), re.ASCII)
+        if match is None:
+            raise InputError(
+                f"--gpu {name.strip()!r} is not a compute capability",
+                allowed,
+                "give a comma-separated list such as --gpu sm_86,sm_89",
+            )
+        found.add(int(match.group(1)))
+    return found
 
 
 def check_quantization(target: Target, quantization: str | None) -> None:
@@ -115,6 +147,12 @@ def check_quantization(target: Target, quantization: str | None) -> None:
     old = [name for cc, name in zip(target.compute_capabilities, target.names, strict=True) if cc < lowest]
     if not old:
         return
+    if target.backend is BackendName.TENSORRT:
+        raise InputError(
+            f"--{quantization} cannot be built for {old[0]}, the GPU of this machine",
+            why,
+            f"build with {_INSTEAD[quantization or '']}, or on a newer GPU",
+        )
     able = [cc for cc in target.compute_capabilities if cc >= lowest] or [cc for cc in RTX_PORTABLE if cc >= lowest]
     default = "" if target.explicit else f" (without --gpu an engine is for {', '.join(target.names)})"
     gpus = ",".join(f"sm_{cc}" for cc in able)

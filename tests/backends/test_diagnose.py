@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from backend_cases import batch, model_from_text, quantized_mlp
+from diagnose_cases import CASES, IN_OUT, TEXTS, X
 from onnx import TensorProto, helper
 
 from trtforge.backends.diagnose import Refusal, error_from_refusal
+from trtforge.backends.messages import RULES, UNKNOWN
 from trtforge.errors import BuildError
 from trtforge.graph.names import NameMap
 
@@ -16,66 +20,46 @@ def refusal(build, model, profile, **options):
     return caught.value
 
 
-X = {"x": batch(8)}
-XZ = {"x": batch(8), "z": batch(8)}
-QDQ = "{ q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"
-IN_OUT = "g (float[b,8] x) => (float[b,8] y)"
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.cause}-{case.op}")
+def test_a_refusal_of_the_builder_names_cause_node_and_reason(build, case):
+    error = refusal(build, model_from_text(case.text, case.opset, **case.constants), case.profile)
+    found = error.diagnosis
+    assert (found.cause, found.node, found.op) == (case.cause, case.node, case.op)
+    assert error.node == case.node
+    place = f"node '{case.node}' ({case.op})" if case.node else "the model"
+    assert error.what == f"TensorRT-RTX refuses {place}"
+    assert case.why in error.why
+    assert (found.reason, found.remedy) == (error.why, error.fix)
+    assert found.remedy
+    assert found.message
+    if case.shapes is not None:
+        assert found.shapes == case.shapes
 
 
-@pytest.mark.parametrize(
-    ("text", "profile", "node", "what", "why"),
-    [
-        (f"{IN_OUT} {{ a = Relu(x) y = Foo(a) }}", X, "node1", "node 'node1' (Foo)", "has no operator Foo"),
-        ("g (float[b,8] x) => (int64[2,n] y) { y = NonZero(x) }", X, "node0", "(NonZero)", "has no operator NonZero"),
-        (f"{IN_OUT} <float s={{0.1}}, int8 z={{3}}> {QDQ}", X, "node0", "(QuantizeLinear)", "symmetric"),
-        (f"{IN_OUT} <float s={{-1}}, int8 z={{0}}> {QDQ}", X, "node0", "(QuantizeLinear)", "scale is zero"),
-        (
-            f"{IN_OUT} <int32[8] w={{1,2,3,4,5,6,7,8}}, float s={{0.1}}, int32 z={{0}}> "
-            "{ d = DequantizeLinear(w, s, z) y = Add(x, d) }",
-            X, "node0", "(DequantizeLinear)", "it dequantizes INT32, usually a quantized bias",
-        ),
-        (
-            "g (float[b,8] x) => (uint8[b,8] y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear(x) }",
-            X, "node0", "(DynamicQuantizeLinear)", "DynamicQuantizeLinear belongs to dynamic",
-        ),
-        (
-            "g (int8[b,8] x) => (int32[b,1] y) <int8[8,1] w={1,2,3,4,5,6,7,8}> { y = MatMulInteger(x, w) }",
-            X, "node0", "(MatMulInteger)", "MatMulInteger belongs to dynamic",
-        ),
-        (
-            "g (float[b,8] x, float[c,8] z) => (float[b,8] y) { y = Add(x, z) }",
-            {"x": batch(8), "z": ((2, 8), (3, 8), (8, 8))},
-            "node0", "node 'node0'", "the opt shapes of optimisation profile 0 do not fit the model: node0: dimensions",
-        ),
-        (f"{IN_OUT} {{ y = Relu(x) }}", {"x": batch(9)}, None, "the model",
-         "profile 0 gives axis 1 of input 'x' the range min=9, opt=9, max=9, but the model fixes it to 8"),
-        ("g (uint16[b,8] x) => (uint16[b,8] y) { y = Add(x, x) }", X, None, "the model", "has an element type that"),
-        (
-            "g (float[b,8] x, int64[1] z) => (float[b,1] y) { y = ReduceSum(x, z) }",
-            {"x": batch(8), "z": ((1,),) * 3}, "node0", "(ReduceSum)", "an input of ReduceSum is computed at run time",
-        ),
-        ("g (float[b,8] x, float16[b,8] z) => (float[b,8] y) { y = Add(x, z) }", XZ, "node0", "(Add)",
-         "its inputs have different element types, Float and Half"),
-        ("g (float[b,8] x) => (float[4,n] y) <int64[2] s={3,11}, int64[2] t={4,-1}> "
-         "{ a = Reshape(x, s) y = Reshape(a, t) }", X, "node1", "(Reshape)", "shapes inside the model do not fit"),
-        ("g (float[b,8] x, int64[b,8] z) => (float[b,8] y) { a = Relu(x) "
-         'y = ScatterElements<axis=1, reduction="add">(a, z, x) }', XZ, "node1", "(ScatterElements)",
-         "Unsupported reduction type"),
-        (f"{IN_OUT} {{ y = Mod(x, x) }}", X, "node0", "(Mod)", "Inputs cannot be of floating point types"),
-        (
-            "g (float[b,8] x, bool c) => (float[b,8] y) { y = If(c) <then_branch = t () => (float[b,8] u) "
-            "{ [inner] u = Foo(x) }, else_branch = e () => (float[b,8] v) { v = Relu(x) }> }",
-            X, "inner", "node 'inner' (Foo)", "has no operator Foo",
-        ),
-    ],
-)  # fmt: skip
-def test_a_refusal_of_the_builder_names_node_and_reason(build, text, profile, node, what, why):
-    error = refusal(build, model_from_text(text), profile)
-    assert error.node == node
-    assert error.what.startswith("TensorRT-RTX refuses ")
-    assert what in error.what
-    assert why in error.why
+@pytest.mark.parametrize(("cause", "message", "node"), TEXTS)
+def test_a_message_that_is_only_known_as_text_is_told_all_the_same(cause, message, node):
+    error = error_from_refusal(Refusal([message]), NameMap({"n4": "enc/ffn"}, {}), builder="TensorRT")
+    assert error.diagnosis.cause == cause
+    assert error.node == ("enc/ffn" if node else None)
+    assert error.why
     assert error.fix
+    assert "{" not in error.why + error.fix
+    assert "n4" not in error.why
+    assert "TensorRT-RTX" not in str(error)
+
+
+@pytest.mark.parametrize("rule", [*RULES, UNKNOWN], ids=lambda rule: rule.cause)
+def test_every_text_can_be_filled_in(rule):
+    groups = ["G"] * re.compile(rule.pattern).groups
+    for text in (rule.why, rule.fix):
+        filled = text.format(*groups, op="O", builder="B", message="M")
+        assert "{" not in filled
+        assert not filled.endswith(".")
+
+
+def test_every_message_that_is_known_has_a_case():
+    covered = {case.cause for case in CASES} | {cause for cause, _, _ in TEXTS}
+    assert {rule.cause for rule in RULES} | {"unknown"} == covered
 
 
 def test_turing_without_fp32_gemm_says_to_use_fp16(build):
@@ -144,15 +128,16 @@ NAMES = NameMap({"n4": "enc/ffn"}, {"t2": "hidden"})
 @pytest.mark.parametrize(
     ("message", "node", "why", "fix"),
     [
-        ("Error Code 10: Could not find any implementation for node {ForeignNode[n4]}.", "enc/ffn", "it has no kernel",
-         "keep the node in a wider type"),
+        ("Error Code 10: Could not find any implementation for node {ForeignNode[n4]}.", "enc/ffn",
+         "TensorRT-RTX has no kernel", "keep the node in a wider type"),
         ("[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 9 bytes.)", None, "memory ran out",
          "close other programs"),
-        ("Assertion failed: false", None, "Assertion failed: false", "export the part of the model"),
-        ("false", None, "it does not support this use of one of its operators and gives no reason", "replace"),
-        ("n4: bad t2, t99 In check at /_src/a/b.cpp:3)", "enc/ffn", "enc/ffn: bad hidden, t99", "export the part"),
-        ("", None, "it gave no reason", "export the part"),
-        ("[x] Error Code 1: Cuda Runtime (cudaError 35: CUDA driver)", None, "it gave no reason", "export the part"),
+        ("Assertion failed: false", None, "Assertion failed: false", "find the smallest"),
+        ("false", None, "TensorRT-RTX does not support this use of one of its operators", "replace"),
+        ("n4: bad t2, t99 In check at /_src/a/b.cpp:3)", "enc/ffn", "enc/ffn: bad hidden, t99", "find the smallest"),
+        ("", None, "it gave no reason", "find the smallest"),
+        ("[x] Error Code 1: Cuda Runtime (cudaError 35: CUDA driver)",
+         None, "it gave no reason", "find the smallest"),
     ],
 )  # fmt: skip
 def test_a_message_without_a_node_from_the_parser_is_searched_for_one(message, node, why, fix):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtforge.backends.plan import node_precision, parse_plan
+from trtforge.backends.layer_table import parse_plan
+from trtforge.backends.plan import node_precision
 
 LINEAR = "Format: (Linear) Row major linear format"
 

@@ -4,6 +4,8 @@ A backend is never given a precision (it is in the graph), and it builds in a ch
 early, so that the builder's imports overlap with the caller's own work:
 
     backend = select_backend("auto")
+    target = backend.target("sm_86,sm_89")
+    backend.check(options, target)
     with backend.start_worker(log) as worker:
         ...                                     # calibrate, insert Q/DQ, save the model
         result = backend.build(request, worker, on_progress)
@@ -18,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trtforge.engine_options import DEFAULT_OPTIONS, EngineOptions
+from trtforge.errors import UnavailableError
 from trtforge.isolation import Child
 from trtforge.target import BackendName, Target
 
@@ -36,6 +40,7 @@ class BuildRequest:
         profiles: optimisation profiles, every input of the model in each.
         target: what the engine has to run on.
         tf32: whether fp32 GEMMs may round their operands to TF32.
+        options: how the builder makes the engine; the backend has checked them.
     """
 
     model: Path
@@ -43,6 +48,7 @@ class BuildRequest:
     profiles: ProfileSet
     target: Target
     tf32: bool = True
+    options: EngineOptions = DEFAULT_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class BuildResult:
         plan: its kernels, with the model's own names.
         build_s: seconds in the builder, parsing included.
         backend_version: version of the builder.
+        plugin_layers: layers of the network that a plugin computes.
+        timing_cache_sha256: of the timing cache as this build left it; None without one.
     """
 
     engine: Path
@@ -62,6 +70,8 @@ class BuildResult:
     plan: EnginePlan
     build_s: float
     backend_version: str
+    plugin_layers: int = 0
+    timing_cache_sha256: str | None = None
 
 
 class Backend(Protocol):
@@ -71,11 +81,29 @@ class Backend(Protocol):
     def name(self) -> BackendName:
         """As in `--backend` and in the manifest."""
 
-    def availability(self) -> str | None:
-        """Why this backend cannot be used here; None when it can."""
+    def unavailable(self) -> UnavailableError | None:
+        """The error that says why this backend cannot be used here, and what to do; None when it can."""
 
     def version(self) -> str:
         """Version of the installed builder package."""
+
+    def target(self, gpu: str | None) -> Target:
+        """What to build for.
+
+        Args:
+            gpu: compute capabilities as in `--gpu`, e.g. "sm_86,sm_89"; None is the backend's default.
+
+        Raises:
+            InputError: no compute capabilities, or some that cannot share an engine.
+            UnavailableError: the backend cannot build for them here.
+        """
+
+    def check(self, options: EngineOptions, target: Target) -> None:
+        """Refuse options that this backend cannot do, before anything is built.
+
+        Raises:
+            InputError: some of them.
+        """
 
     def start_worker(self, log: Path | None) -> Child:
         """Start the process that will build, and that answers `graph.native.OnnxNative` until then.
@@ -99,6 +127,7 @@ class Backend(Protocol):
 
         Raises:
             BuildError: the builder refused the graph.
+            InputError: it cannot use a plugin library or the timing cache.
             ChildDiedError: the worker ended without an answer.
             UnavailableError: the engine cannot be written.
         """

@@ -1,18 +1,18 @@
 """The compiled plan: which kernels an engine has, in which types, covering which ONNX nodes.
 
-TensorRT-RTX logs it at the end of a build as one message: `Layers:`, then a row per kernel. A row echoes names of nodes
-and tensors, so the model is built under short names (graph/names.py); the names of its inputs and outputs stay, and
-are known here. Rules of reading (TensorRT-RTX 1.7.1, read off real plans):
+layer_table.py reads it from a build's log, inspection_json.py from the engine inspector. Rows echo names of nodes and
+tensors, so the model is built under short names (graph/names.py); the names of its inputs and outputs stay, and are
+known. What the rows mean (TensorRT-RTX 1.7.1, read off real plans; names of layers outside the compiled graph, such as
+CaskConvolution, from TensorRT's documentation):
 
-1. A GEMM is a row of type gemm, correlation (Conv) or deconv (ConvTranspose), or a row whose kernel name holds the
-   word Fc, Corr or Deco: `__myl_FcAddDivErfAddMulMul`. `_gemm_mha*` is a fused attention and counted apart.
+1. A GEMM is a row of type gemm, correlation (Conv), deconv (ConvTranspose), or one that ends in Convolution,
+   Deconvolution or MatrixMultiply, or a row whose kernel name holds the word Fc, Corr or Deco:
+   `__myl_FcAddDivErfAddMulMul`. `_gemm_mha*` is a fused attention and counted apart.
 2. A GEMM's operands are its first data input and its weight, the largest constant; without a constant matrix they are
    its first two data inputs. The other operands are alpha, beta, bias and residual, of no account for the type.
 3. A GEMM is int8 only when both operands are Int8; operands of two types make it mixed, and the node it computes runs
    in the wider one.
-4. Rows without work (shape_call, signal, wait, jumps of a loop, copies of a shape's values) are no kernels.
-
-A text that does not fit gives a plan marked unreadable, never an exception: a new release must not break builds.
+4. Rows without work (shape_call, signal, wait, jumps of a loop, copies of a shape's values, NoOp) are no kernels.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from trtforge.manifest import PlanInfo, PlanLayerEntry, PlanTensor
 
-_NOT_KERNELS = frozenset(["shape_call", "signal", "wait", "cjmp", "jmp", "reshape", "ShapeHostToDevice"])
-_GEMM_TYPES = frozenset(["gemm", "correlation", "deconv"])
+_NOT_KERNELS = frozenset(["shape_call", "signal", "wait", "cjmp", "jmp", "reshape", "ShapeHostToDevice", "NoOp"])
+_GEMM_TYPES = re.compile(r"gemm|correlation|deconv|\w*(Convolution|Deconvolution|MatrixMultiply)(V\d+)?")
 _GEMM_WORDS = frozenset(["Fc", "Corr", "Deco"])
 _ATTENTION = "_gemm_mha"
 # The table's element types, under the names of manifest and report.
@@ -45,10 +45,47 @@ _DTYPES = {
 }
 # Types that a multiplication can run in, narrowest first.
 _WIDTHS = {"fp4": 0, "int4": 1, "int8": 2, "fp8": 3, "fp16": 4, "bf16": 5, "fp32": 6}
-_MAX_ROWS = 1_000_000
 _BUILDER_SUFFIX = re.compile(r"_myl\d+_\d+$")
 _TENSOR_SUFFIX = re.compile(r"(\.\d+)?_myl\d+$")
 _SPLIT_SUFFIX = re.compile(r"_U\d+$")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OriginalNames:
+    """The way back from the names that a builder's rows hold.
+
+    Attributes:
+        ports: names of the model's inputs and outputs, which stay.
+        nodes: short name -> original name of the nodes.
+        tensors: the same for tensors.
+    """
+
+    ports: frozenset[str]
+    nodes: Mapping[str, str]
+    tensors: Mapping[str, str]
+
+    def of_row(self, builder_name: str) -> tuple[str, tuple[str, ...]]:
+        """`n4+n2_myl0_7` -> the row's name and the nodes it is made of, both with original names."""
+        parts = re.split(r"\s*\+\s*", _BUILDER_SUFFIX.sub("", builder_name))
+        parts = [_SPLIT_SUFFIX.sub("", part) for part in parts]
+        if any(part not in self.nodes for part in parts):
+            return builder_name, ()
+        originals = tuple(self.nodes[part] or part for part in parts)
+        return "+".join(originals), originals
+
+    def of_tensor(self, name: str) -> str:
+        """`t4.1_myl0` -> the tensor's original name; the builder's own where it made the tensor."""
+        return self.tensors.get(_TENSOR_SUFFIX.sub("", name)) or name
+
+    def in_metadata(self, text: str) -> tuple[str, ...]:
+        """`[ONNX Layer: n1]<0x1F>[ONNX Layer: n2]` -> the nodes' original names, each once."""
+        covered = re.findall(r"\[ONNX Layer: ([^\]\x1f]*)\]", text)
+        return tuple(dict.fromkeys(self.nodes.get(short) or short for short in covered))
+
+
+def dtype_of(text: str) -> str:
+    """The builder's name of an element type, as manifest and report have it: `Half` is fp16."""
+    return _DTYPES.get(text, text.lower())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +123,7 @@ class PlanLayer:
     @property
     def is_gemm(self) -> bool:
         """Rule 1."""
-        if self.type in _GEMM_TYPES:
+        if _GEMM_TYPES.fullmatch(self.type):
             return True
         fused_ops = re.match(r"__myl_([A-Za-z]+)", self.name)
         return bool(fused_ops and _GEMM_WORDS & set(re.findall(r"[A-Z][a-z]*", fused_ops[1])))
@@ -183,112 +220,3 @@ def node_precision(plan: EnginePlan, node_names: Iterable[str]) -> dict[str, str
             rank = 2 if is_multiplication and node in layer.main_nodes else 1 if is_multiplication else 0
             best[node] = max(best.get(node, (-1, 0, "")), (rank, _WIDTHS[dtypes[-1]], dtypes[-1]))
     return {node: best[node][2] for node in sorted(best)}
-
-
-class _UnknownFormatError(Exception):
-    """The text is not a table as this module knows it."""
-
-
-def parse_plan(text: str, ports: Sequence[str], nodes: Mapping[str, str], tensors: Mapping[str, str]) -> EnginePlan:
-    """The plan in the builder's engine-layer message.
-
-    Args:
-        text: the message, starting with "Layers:".
-        ports: names of the model's inputs and outputs, which the table has verbatim.
-        nodes: short name -> original name of the nodes.
-        tensors: the same for tensors.
-    """
-    head, _, body = text.partition("\n")
-    if head != "Layers:":
-        return EnginePlan((), "the builder logged no layer table")
-    rows = body.partition("\n\n")[0].split("\n", _MAX_ROWS)
-    try:
-        return EnginePlan(tuple(_RowReader(row, ports, nodes, tensors).read() for row in rows if row))
-    except _UnknownFormatError as err:
-        return EnginePlan((), f"the builder's layer table has an unknown format: {err}")
-
-
-class _RowReader:
-    """Reads one row from left to right.
-
-    `Name: N, LayerType: T, Inputs: [ { Name: .., Dimensions: [..], .. Datatype: D, Format: F }, { .. }],
-    Constants: [..], Outputs: [..], TacticName: K, StreamId: 0, Metadata: [ONNX Layer: A]<0x1F>[ONNX Layer: B]`
-
-    A row that stands outside the compiled graph (ShapeHostToDevice, which a loop has) lacks Constants, has other fields
-    for TacticName, and says `Location: Device` after an operand's name.
-    """
-
-    def __init__(self, text: str, ports: Sequence[str], nodes: Mapping[str, str], tensors: Mapping[str, str]) -> None:
-        self._text = text
-        self._position = 0
-        # Only a port may hold the text that ends a name; such names are tried first, the longest of them first.
-        self._odd_ports = sorted((port for port in ports if ", Dimensions: [" in port), key=len, reverse=True)
-        self._ports = frozenset(ports)
-        self._nodes = nodes
-        self._tensors = tensors
-
-    def read(self) -> PlanLayer:
-        self._expect("Name: ")
-        builder_name = self._until(", LayerType: ")
-        layer_type = self._until(", Inputs: [")
-        inputs = self._operands()
-        constants: tuple[PlanTensor, ...] = ()
-        if self._text.startswith("], Constants: [", self._position):
-            self._expect("], Constants: [")
-            constants = self._operands()
-        self._expect("], Outputs: [")
-        outputs = self._operands()
-        self._expect("]")
-        _, marker, tactic = self._until(", StreamId: ").partition(", TacticName: ")
-        self._until(", Metadata: ")
-        name, main_nodes = self._name_parts(builder_name)
-        covered = re.findall(r"\[ONNX Layer: ([^\]\x1f]*)\]", self._text[self._position :])
-        onnx_nodes = tuple(dict.fromkeys(self._nodes.get(short) or short for short in covered))
-        return PlanLayer(name, layer_type, tactic if marker else "", inputs, constants, outputs, onnx_nodes, main_nodes)
-
-    def _expect(self, literal: str) -> None:
-        if not self._text.startswith(literal, self._position):
-            found = self._text[self._position : self._position + 40]
-            raise _UnknownFormatError(f"expected {literal!r}, found {found!r}")
-        self._position += len(literal)
-
-    def _until(self, literal: str) -> str:
-        end = self._text.find(literal, self._position)
-        if end < 0:
-            raise _UnknownFormatError(f"{literal!r} is missing in {self._text[:80]!r}")
-        found = self._text[self._position : end]
-        self._position = end + len(literal)
-        return found
-
-    def _operands(self) -> tuple[PlanTensor, ...]:
-        operands = []
-        while self._text.startswith(" { Name: ", self._position):
-            self._expect(" { Name: ")
-            name = self._operand_name()
-            dims = self._until("]")
-            self._until(", Datatype: ")
-            dtype = self._until(", Format: ")
-            self._until(" }")
-            if self._text.startswith(",", self._position):
-                self._position += 1
-            shape = tuple(int(dim) for dim in re.findall(r"-?\d{1,18}", dims))
-            operands.append(PlanTensor(name=name, dtype=_DTYPES.get(dtype, dtype.lower()), shape=shape))
-        return tuple(operands)
-
-    def _operand_name(self) -> str:
-        for port in self._odd_ports:
-            if self._text.startswith(f"{port}, Dimensions: [", self._position):
-                self._position += len(port) + len(", Dimensions: [")
-                return port
-        name = self._until(", Dimensions: [")
-        if name not in self._ports:
-            name = name.removesuffix(", Location: Device")
-        return self._tensors.get(_TENSOR_SUFFIX.sub("", name)) or name
-
-    def _name_parts(self, builder_name: str) -> tuple[str, tuple[str, ...]]:
-        """`n4+n2_myl0_7` -> the row's name and the nodes it is made of, both with original names."""
-        parts = [_SPLIT_SUFFIX.sub("", part) for part in _BUILDER_SUFFIX.sub("", builder_name).split("+")]
-        if any(part not in self._nodes for part in parts):
-            return builder_name, ()
-        originals = tuple(self._nodes[part] or part for part in parts)
-        return "+".join(originals), originals

@@ -1,29 +1,35 @@
-"""The engine builders, in the order in which `auto` tries them; a backend's module is imported when it is chosen."""
+"""The engine builders, in the order in which `auto` tries them; a backend's module is imported when it is tried."""
 
 from __future__ import annotations
 
 import importlib
 
 from trtforge.backends.base import Backend
-from trtforge.errors import InputError, UnavailableError, missing_extra
+from trtforge.errors import InputError
 from trtforge.target import BackendName
 
-# name -> module that holds BACKEND, package to install, extra that brings it.
+# name -> module that holds BACKEND. TensorRT comes first: where it can be used, there is a GPU to measure kernels on.
 _BACKENDS = {
-    BackendName.TENSORRT_RTX: ("trtforge.backends.tensorrt_rtx", "tensorrt-rtx-cu13", "rtx"),
+    BackendName.TENSORRT: "trtforge.backends.tensorrt",
+    BackendName.TENSORRT_RTX: "trtforge.backends.tensorrt_rtx",
 }
 BACKEND_OPTIONS = ("auto", *(str(name) for name in BackendName))
 
 
+def all_backends() -> list[Backend]:
+    """Every backend, usable here or not."""
+    return [importlib.import_module(module).BACKEND for module in _BACKENDS.values()]
+
+
 def select_backend(name: str = "auto") -> Backend:
-    """The backend for `--backend`; `auto` is the first of the registry.
+    """The backend for `--backend`; `auto` is the first that can be used here.
 
     Args:
-        name: "auto", "tensorrt-rtx" or "tensorrt".
+        name: "auto", "tensorrt" or "tensorrt-rtx".
 
     Raises:
         InputError: unknown name.
-        UnavailableError: its package is not installed, or this version of trtforge has no such backend.
+        UnavailableError: it cannot be used here; `auto` says why for the last of them, which needs no GPU.
     """
     if name not in BACKEND_OPTIONS:
         raise InputError(
@@ -31,15 +37,11 @@ def select_backend(name: str = "auto") -> Backend:
             f"it takes {', '.join(BACKEND_OPTIONS)}",
             "leave it out to let trtforge choose",
         )
-    if name == BackendName.TENSORRT:
-        raise UnavailableError(
-            "--backend tensorrt is not available",
-            "this version of trtforge builds with tensorrt-rtx only",
-            "use --backend tensorrt-rtx, which needs no GPU and builds for sm_75, 80, 86, 89, 120 and 121",
-        )
-    key = next(iter(_BACKENDS)) if name == "auto" else BackendName(name)
-    module, package, extra = _BACKENDS[key]
-    backend: Backend = importlib.import_module(module).BACKEND
-    if backend.availability() is not None:
-        raise missing_extra(package, extra)
-    return backend
+    for backend in all_backends():
+        if name not in ("auto", backend.name):
+            continue
+        error = backend.unavailable()
+        if error is None:
+            return backend
+    assert error is not None
+    raise error

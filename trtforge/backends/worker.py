@@ -1,121 +1,58 @@
-"""The build itself, in a child process: ONNX file -> TensorRT-RTX network -> engine file, with the layer table.
+"""The build itself, in a child process: ONNX file -> network of TensorRT or TensorRT-RTX -> engine file, with its plan.
 
 The model is renamed before the parser sees it (graph/names.py), because the builder echoes names into its log and its
-layer table. It is handed over as bytes without weights together with its path, so weights are read from where they are
-and a model may have more than 2 GB. Polygraphy makes network, config and engine, under a logger of ours that is
-installed before its first loader: its own drops the layer table. Everything is written to standard output, which is
-the build log: one message per line, `[V] text`, further lines of a message indented, control characters escaped.
+layer table, unless its weights are to be replaced later. It is handed over as bytes without weights together with its
+path, so weights are read from where they are and a model may have more than 2 GB. Polygraphy makes network, config and
+engine, under a logger of ours that is installed before its first loader: its own drops the layer table.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import mmap
 import os
-import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import polygraphy.backend.trt.util as polygraphy_trt
+from polygraphy.backend.trt import CreateNetwork, EngineBytesFromNetwork
+from polygraphy.exception import PolygraphyException
 
+from trtforge.backends.build_log import BuildLog, write_log
+from trtforge.backends.builder_config import count_plugin_layers, load_plugins, make_config, read_timing_cache
 from trtforge.backends.diagnose import Refusal, error_from_refusal, missing_range_error, missing_values_error
+from trtforge.backends.engine_inspector import inspect_engine
+from trtforge.backends.library import IS_RTX, trt
 from trtforge.errors import UnavailableError
 from trtforge.graph import native
 from trtforge.graph.names import NameMap, drop_false_dim_names, shorten_names
 from trtforge.graph.wire import WEIGHT_BYTES, split_model
 from trtforge.isolation import Arrays, Handler, Meta, Progress
 
-try:
-    import polygraphy.backend.trt.util as polygraphy_trt
-    import tensorrt_rtx as trt
-    from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
-    from polygraphy.backend.trt import CreateNetwork, EngineBytesFromNetwork, Profile
-    from polygraphy.exception import PolygraphyException
-except (ImportError, OSError) as err:
-    raise UnavailableError(
-        "TensorRT-RTX is installed but cannot be loaded", str(err), "pip install --force-reinstall 'trtforge[rtx]'"
-    ) from err
-
-_LAYER_TABLE = "Layers:\n"
-_LETTERS = {"VERBOSE": "V", "INFO": "I", "WARNING": "W", "ERROR": "E", "INTERNAL_ERROR": "E"}
-# Everything that a terminal or a reader of lines acts on.
-_CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160), 0x2028, 0x2029] if code != ord("\n")}
-# Errors kept for the diagnosis; a broken model can log one per node.
-_MAX_ERRORS = 100
-# Seconds between two reports; the builder reports about a thousand steps a second.
-_PROGRESS_INTERVAL_S = 0.1
-
-
-class _Log(trt.ILogger):  # type: ignore[misc]
-    """Writes every message to standard output and keeps the errors and the layer table."""
-
-    def __init__(self) -> None:
-        trt.ILogger.__init__(self)
-        self.errors: list[str] = []
-        self.layers = ""
-
-    def log(self, severity: Any, message: str) -> None:
-        if severity <= trt.ILogger.Severity.ERROR and len(self.errors) < _MAX_ERRORS:
-            self.errors.append(message)
-        if severity == trt.ILogger.Severity.VERBOSE and message.startswith(_LAYER_TABLE):
-            self.layers = message
-        write_log(_LETTERS[severity.name], message)
-
-
-def write_log(letter: str, message: str) -> None:
-    """Append one message to the build log; a full disk loses it rather than the build."""
-    text = f"[{letter}] {message}".rstrip("\n").translate(_CONTROL).replace("\n", "\n    ")
-    with suppress(OSError):
-        os.write(1, f"{text}\n".encode("utf-8", "backslashreplace"))
-
-
-class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-    """Passes the builder's phases on, a few times a second."""
-
-    def __init__(self, report: Progress) -> None:
-        trt.IProgressMonitor.__init__(self)
-        self._report = report
-        self._steps: dict[str, int] = {}
-        self._last = 0.0
-
-    def phase_start(self, name: str, parent: str | None, num_steps: int) -> None:  # noqa: ARG002
-        self._steps[name] = num_steps
-        self._pass_on(name, 0)
-
-    def step_complete(self, name: str, step: int) -> bool:
-        self._pass_on(name, step)
-        return True
-
-    def phase_finish(self, name: str) -> None:
-        self._pass_on(name, self._steps.pop(name, 0))
-
-    def _pass_on(self, name: str, step: int) -> None:
-        now = time.monotonic()
-        if now - self._last >= _PROGRESS_INTERVAL_S:
-            self._last = now
-            self._report({"phase": name, "step": step, "steps": self._steps.get(name, step)})
+_BUILDER = "TensorRT-RTX" if IS_RTX else "TensorRT"
 
 
 def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays]:  # noqa: ARG001
-    """Handler: see `tensorrt_rtx.TensorRtRtxBackend.build` for meta and answer."""
-    log = _Log()
+    """Handler: see `builder.NativeBuilder` for meta and answer."""
+    log, options = BuildLog(), meta["options"]
     polygraphy_trt.TRT_LOGGER = log
     progress({"phase": "reading the model"})
     model = _read_model(Path(meta["model"]))
-    names = shorten_names(model)
+    names = _keep_names(model) if options["refit"] or options["strip_weights"] else shorten_names(model)
     drop_false_dim_names(model, [profile["inputs"] for profile in meta["profiles"]])
     ports = [port.name for port in [*model.graph.input, *model.graph.output]]
     _log_names(names)
-    nodes = [(node.name, node.op_type) for node in model.graph.node]
+    nodes = [(node.name, _full_name(node)) for node in model.graph.node]
 
     start = time.monotonic()
     progress({"phase": "parsing"})
+    if not IS_RTX:
+        load_plugins(options["plugins"], log)
     builder, network = CreateNetwork(strongly_typed=True)()
     parser = trt.OnnxParser(network, log)
     content = model.SerializeToString()
@@ -124,21 +61,33 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
     # The parser reads the weights from beside this path, which it takes as UTF-8 text only.
     os.chdir(path.parent)
     if not parser.parse(content, path=path.name):
-        raise error_from_refusal(_refusal_from_parser(parser, log, nodes), names)
+        raise error_from_refusal(_refusal_from_parser(parser, log, nodes), names, log.trace, _BUILDER)
     del content
     _check_profiles(network, meta["profiles"])
     _let_attention_decompose(network)
     progress({"phase": "building"})
     try:
-        config = _make_config(builder, network, meta, progress)
+        config = make_config(builder, network, meta, log, progress)
         engine = EngineBytesFromNetwork((builder, network, parser), config=config)()
     except PolygraphyException as err:
-        raise error_from_refusal(Refusal(log.errors or [str(err)]), names) from err
+        raise error_from_refusal(Refusal(log.errors or [str(err)]), names, log.trace, _BUILDER) from err
     build_s = time.monotonic() - start
     engine_sha256 = _write_engine(Path(meta["engine"]), memoryview(engine))
-    answer = {"layers": log.layers, "ports": ports, "nodes": names.nodes, "tensors": names.tensors}
-    answer |= {"engine_sha256": engine_sha256}
-    return answer | {"build_s": build_s, "version": trt.__version__}, {}
+    answer = {
+        "inspection": "" if IS_RTX else inspect_engine(engine, log, options["version_compatible"]),
+        "layers": log.layers,
+        "ports": ports,
+        "nodes": names.nodes,
+        "tensors": names.tensors,
+        "engine_sha256": engine_sha256,
+        "build_s": build_s,
+        "version": trt.__version__,
+        "plugin_layers": count_plugin_layers(network),
+    }
+    made: Arrays = {}
+    if options["timing_cache"] is not None:
+        made["timing_cache"] = np.frombuffer(read_timing_cache(config, Path(options["timing_cache"])), np.uint8)
+    return answer, made
 
 
 def _read_model(path: Path) -> onnx.ModelProto:
@@ -164,6 +113,14 @@ def _read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
+def _keep_names(model: onnx.ModelProto) -> NameMap:
+    """The model's own names, which an engine needs whose weights are replaced later: they are found by their names in
+    model.onnx.
+    """
+    tensors = [*(weight.name for weight in model.graph.initializer), *(n for op in model.graph.node for n in op.output)]
+    return NameMap({node.name: node.name for node in model.graph.node}, {name: name for name in tensors})
+
+
 def _log_names(names: NameMap) -> None:
     """Put the way back from short names into the log, so that it can be read with the model at hand."""
     for kind, entries in (("node", names.nodes), ("tensor", names.tensors)):
@@ -171,19 +128,24 @@ def _log_names(names: NameMap) -> None:
         write_log("N", f"{kind} names in this log:\n{lines}")
 
 
-def _refusal_from_parser(parser: Any, log: _Log, nodes: list[tuple[str, str]]) -> Refusal:
+def _full_name(node: onnx.NodeProto) -> str:
+    """The operator, with its domain where that is not ONNX's."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+def _refusal_from_parser(parser: Any, log: BuildLog, nodes: list[tuple[str, str]]) -> Refusal:
     """The parser's first error. In a subgraph it knows the operator and the outer node's index only; some of its checks
-    know nothing but their own name, `In function importScatterElements`, which the log has.
+    know no node at all, which the trace of the log then has.
     """
     if not parser.num_errors:
         return Refusal(log.errors)
     error = parser.get_error(0)
     name, op, index = error.node_name(), error.node_operator(), error.node()
     if 0 <= index < len(nodes):
-        return Refusal([error.desc()], name or nodes[index][0], op or nodes[index][1])
-    importer = re.search(r"In function import(\w+):", "\n".join(log.errors))
-    suspects = [node for node in nodes if importer and node[1] == importer[1]]
-    return Refusal([error.desc()], *suspects[0]) if len(suspects) == 1 else Refusal([error.desc()])
+        outer_name, outer_op = nodes[index]
+        op = outer_op if not op or outer_op.endswith(f".{op}") else op
+        return Refusal([error.desc()], name or outer_name, op, log.errors)
+    return Refusal([error.desc()], context=log.errors)
 
 
 def _check_profiles(network: Any, profiles: list[dict[str, Any]]) -> None:
@@ -206,28 +168,6 @@ def _let_attention_decompose(network: Any) -> None:
         if layer.type == trt.LayerType.ATTENTION_INPUT:
             layer.__class__ = trt.IAttentionInputLayer
             layer.attention.decomposable = True
-
-
-def _make_config(builder: Any, network: Any, meta: Meta, progress: Progress) -> Any:
-    """Builder configuration; profiles are added in order."""
-    targets = meta["compute_capabilities"]
-    profiles = []
-    for entries in meta["profiles"]:
-        profile = Profile()
-        for name, (low, opt, high) in (entries["inputs"] | entries["values"]).items():
-            # Polygraphy takes names for patterns: an input called "x[0]" would not be found.
-            profile.add(glob.escape(name), min=low, opt=opt, max=high)
-        profiles.append(profile)
-    config = CreateConfigRTX(
-        compute_capabilities=None if targets is None else [divmod(target, 10) for target in targets],
-        profiles=profiles,
-        profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
-        progress_monitor=_Monitor(progress),
-    )(builder, network)
-    # Set either way: Polygraphy's two config loaders differ in what they leave on.
-    change_flag: Callable[[Any], None] = config.set_flag if meta["tf32"] else config.clear_flag
-    change_flag(trt.BuilderFlag.TF32)
-    return config
 
 
 def _write_engine(path: Path, engine: memoryview) -> str:

@@ -1,0 +1,170 @@
+"""The whole way: a source given to a command, torch in its child process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from export_cases import write_folder, write_models
+
+from trtforge.cli.app import run
+from trtforge.errors import InputError
+from trtforge.export.mark import KEY
+from trtforge.export.run import choose_opset
+from trtforge.exporting import export_request
+from trtforge.manifest import load_manifest
+from trtforge.spec import BuildSpec, precision_from_name
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None,
+    reason="the export extra is not installed",
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the module `export_models`."""
+    write_models(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def bert(folder: Path) -> Path:
+    """A BERT of one layer, as save_pretrained writes it."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("precision", "opset"), [("fp32", 20), ("fp16", 23), ("int8", 23), ("int8+fp32", 20)])
+def test_the_opset_suits_the_precision(precision: str, opset: int) -> None:
+    assert choose_opset(precision_from_name(precision))[0] == opset
+
+
+def test_the_profile_file_names_dims_and_ranges(here: Path) -> None:
+    (here / "profiles").mkdir()
+    (here / "profiles" / "net.v2.yaml").write_text(
+        "dims: {b: {min: 1, opt: 4, max: 8}, s: 16}\ninputs: {x: [b, s, 3]}\n"
+    )
+    request = export_request(BuildSpec(source=write_folder(here / "net.v2")))
+    assert (request.layout, request.ranges, request.input_names) == ({"x": ("b", 16, 3)}, {"b": (1, 4, 8)}, ("x",))
+
+
+def test_the_names_of_the_data_say_which_inputs_are_wanted(here: Path) -> None:
+    import numpy as np
+
+    np.savez(here / "data.npz", input_ids=np.ones((2, 4), np.int64))
+    request = export_request(BuildSpec(source=write_folder(here / "net"), calib="data.npz"))
+    assert (request.layout, request.input_names) == (None, ("input_ids",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["model.onnx"], "model.onnx needs no export"),
+        (["export_models:mlp", "--opset", "11"], "--opset 11 cannot be used"),
+        (["export_models:mlp", "-o", "there.onnx"], "there.onnx exists"),
+        (["empty"], "empty is not a Hugging Face model folder"),
+        (["m.pt2"], "model m.pt2 does not exist"),
+        (["weights.pth"], "weights.pth is a PyTorch checkpoint"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], what: str
+) -> None:
+    (here / "there.onnx").write_bytes(b"")
+    (here / "weights.pth").write_bytes(b"PK\x03\x04")
+    (here / "empty").mkdir()
+    before = sorted(here.iterdir())
+    assert run(["export", *arguments]) == 2
+    assert f"error: {what}" in capsys.readouterr().err
+    assert sorted(here.iterdir()) == before
+
+
+def test_commands_that_read_onnx_say_how_to_get_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "export_models:mlp"]) == 2
+    assert "fix: export it first: trtforge export export_models:mlp -o model.onnx" in capsys.readouterr().err
+
+
+@needs_torch
+def test_a_function_becomes_an_engine_in_one_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "profiles").mkdir()
+    (here / "profiles" / "mlp.yaml").write_text("dims: {rows: {min: 1, opt: 4, max: 8}}\ninputs: {x: [rows, 4]}\n")
+    assert run(["build", "export_models:mlp", "--fp16"]) == 0
+    assert "exported   Mlp by torch" in capsys.readouterr().out
+    manifest = load_manifest(here / "build" / "mlp-fp16")
+    assert (manifest.model.name, manifest.io[0].shape, manifest.io[1].name) == ("mlp", ("rows", 4), "scores")
+    assert manifest.export is not None
+    assert manifest.export.passed
+    assert (manifest.export.kind, manifest.export.architecture, manifest.export.opset) == ("function", "Mlp", 23)
+    assert [run.inputs["x"] for run in manifest.export.runs] == [(2, 4), (1, 4)]
+    assert "export" in manifest.timings_s
+    assert manifest.environment["source"] == "export_models:mlp"
+    assert run(["verify", "build/mlp-fp16"]) == 2
+    assert "trtforge export export_models:mlp --fp16 -o mlp.onnx" in capsys.readouterr().err
+    assert {path.name for path in here.iterdir()} - {"__pycache__"} == {"build", "export_models.py", "profiles"}
+
+
+@needs_torch
+def test_a_model_that_differs_from_torch_is_kept_marked_and_exits_1(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", "export_models:different", "-o", "m.onnx", "--json"]) == 1
+    captured = capsys.readouterr()
+    info: dict[str, Any] = json.loads(captured.out)
+    assert (info["model"], info["passed"], [run["error"] for run in info["runs"]]) == ("m.onnx", False, [None, None])
+    assert "warning: the exported model differs from torch on x [2, 4]: output" in captured.err
+    assert [entry.key for entry in onnx.load("m.onnx").metadata_props] == [KEY]
+
+
+@needs_torch
+def test_a_child_that_dies_is_one_error_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "dying.py").write_text("import os\ndef make():\n    os.kill(os.getpid(), 9)\n")
+    before = sorted(here.iterdir())
+    assert run(["export", "dying:make", "-o", "m.onnx"]) == 2
+    assert "error: the PyTorch export process was killed by signal 9" in capsys.readouterr().err
+    assert sorted(path for path in here.iterdir() if path.name != "__pycache__") == before
+
+
+@needs_torch
+def test_a_folder_becomes_an_engine_and_the_cache_saves_the_export(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bert(here / "tiny-v1.5")
+    (here / "p.yaml").write_text(
+        "dims: {batch: {min: 1, opt: 2, max: 4}, seq: {min: 1, opt: 8, max: 16}}\n"
+        "inputs: {input_ids: [batch, seq], attention_mask: [batch, seq]}\n"
+    )
+    command = ["build", str(folder), "--fp16", "--profile", "p.yaml", "--cache", "cache", "--no-verify"]
+    assert run(command) == 0
+    manifest = load_manifest(here / "build" / "tiny-v1.5-fp16")
+    assert [port.name for port in manifest.io] == ["input_ids", "attention_mask", "logits"]
+    assert manifest.export is not None
+    assert {name: dim.max for name, dim in manifest.export.dims.items()} == {"batch": None, "seq": 40}
+    assert manifest.plan.fused_attention == 1
+
+    def fail(*_: object) -> None:
+        raise InputError("exported again")
+
+    monkeypatch.setattr("trtforge.export.run.export_model", fail)
+    capsys.readouterr()
+    assert run(command) == 0
+    assert "(up to date)" in capsys.readouterr().out
+    assert run([*command, "--bf16"]) == 2
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    assert run(command) == 2
+    assert "error: exported again" in capsys.readouterr().err

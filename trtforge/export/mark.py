@@ -1,0 +1,19 @@
+"""Mark an ONNX file whose outputs differ from the PyTorch model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+KEY, VALUE = "trtforge.export", "failed: the outputs differ from the PyTorch model's"
+
+
+def mark_failed(path: Path) -> None:
+    """Add an entry to the model's metadata, in place.
+
+    Protobuf reads a message that is appended to another as one with the fields of both, so nothing is parsed or copied.
+    """
+    addition = onnx.ModelProto(metadata_props=[onnx.StringStringEntryProto(key=KEY, value=VALUE)])
+    with path.open("ab") as file:
+        file.write(addition.SerializeToString())

@@ -1,0 +1,168 @@
+"""Export a source to an ONNX file and compare both models; torch runs in a child process.
+
+The child's death - out of memory, a crash in native code - is one error here, and what it left is in the caller's
+folder. Nothing is ever fetched from a network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtforge.errors import InputError
+from trtforge.export.folder import check_folder
+from trtforge.export.program import check_program
+from trtforge.export_info import ExportInfo, ExportRun
+from trtforge.hashing import sha256_of_file
+from trtforge.isolation import Child, Meta
+from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.progress import Note
+from trtforge.source import SourceKind, source_kind
+from trtforge.spec import Precision
+
+# Opset 23 has `Attention` and `RMSNormalization`, which half precision wants whole; in fp32 the builder refuses the
+# first unless it is taken apart.
+ATTENTION_OPSET, PLAIN_OPSET = 23, 20
+OPSETS = range(18, 24)
+_SERVICE, _PURPOSE = "trtforge.export.worker:SERVICE", "PyTorch export"
+_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What to export, and how.
+
+    Attributes:
+        source: a folder, a `.pt2` file, or `package.module:function`.
+        opset: of the ONNX file.
+        opset_reason: why that one.
+        layout: dims of each input by the profile file; None leaves them to the conventions.
+        ranges: min, opt and max of named dims by the profile file; examples lie within.
+        input_names: inputs that the profile or the data knows; None takes what the model takes.
+        trust_remote_code: run the code that a folder brings.
+        limits: bounds on untrusted input.
+    """
+
+    source: Path
+    opset: int
+    opset_reason: str
+    layout: Mapping[str, tuple[int | str, ...]] | None = None
+    ranges: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict)
+    input_names: tuple[str, ...] | None = None
+    trust_remote_code: bool = False
+    limits: Limits = DEFAULT_LIMITS
+
+
+def choose_opset(precision: Precision) -> tuple[int, str]:
+    """The opset that suits a precision, and why."""
+    if precision.base == "fp32":
+        return PLAIN_OPSET, "it has no Attention operator, which TensorRT does not fuse in fp32"
+    return ATTENTION_OPSET, f"it keeps Attention and RMSNormalization in one piece for {precision.base}"
+
+
+def check_opset(opset: int | None) -> None:
+    """Refuse an opset that torch does not export to.
+
+    Raises:
+        InputError: it is one.
+    """
+    if opset is not None and opset not in OPSETS:
+        raise InputError(
+            f"--opset {opset} cannot be used",
+            f"it is one of {OPSETS[0]} to {OPSETS[-1]}",
+            "leave it out, or choose one",
+        )
+
+
+def export_model(request: ExportRequest, output: Path, note: Note) -> ExportInfo:
+    """Write the ONNX file, beside it `<name>.data` where the weights are large.
+
+    Args:
+        request: see `ExportRequest`.
+        output: the file; its folder is there and is the caller's.
+        note: takes progress.
+
+    Raises:
+        InputError: a source that cannot be used or exported; says what and where.
+        UnavailableError: PyTorch is not installed.
+        ChildDiedError: the process that exports died.
+    """
+    kind = source_kind(request.source)
+    meta, digest = _describe(request, kind)
+    env = {**_ENV, "HF_MODULES_CACHE": str(output.parent / "modules")}
+    log = output.parent / "export.log"
+    with Child(_SERVICE, purpose=_PURPOSE, log=log, env=env) as child:
+        answer, _ = child.call(
+            "export",
+            {**meta, "output": str(output.absolute()), "opset": request.opset},
+            on_progress=lambda progress: note(str(progress.get("phase", ""))),
+        )
+        runs = _compare(child, output, int(answer["runs"]), note)
+    return ExportInfo.model_validate(
+        {
+            "kind": kind,
+            "architecture": answer["architecture"],
+            "opset": request.opset,
+            "opset_reason": request.opset_reason,
+            "exporter": answer["exporter"],
+            "source_sha256": digest,
+            "dims": answer["dims"],
+            "fixed": answer["fixed"],
+            "notes": answer["notes"],
+            "runs": runs,
+        }
+    )
+
+
+def source_sha256(request: ExportRequest) -> str | None:
+    """Hash of all that decides the model in the source's files; None for a function.
+
+    Raises:
+        InputError: as `export_model`.
+    """
+    return _describe(request, source_kind(request.source))[1]
+
+
+def _describe(request: ExportRequest, kind: SourceKind) -> tuple[Meta, str | None]:
+    """What the child is told of the source, once it is checked, and the hash of its files."""
+    layout = None if request.layout is None else {name: list(dims) for name, dims in request.layout.items()}
+    meta: Meta = {"kind": kind, "source": str(request.source), "layout": layout}
+    meta["ranges"] = {name: list(span) for name, span in request.ranges.items()}
+    if kind == "function":
+        return meta, None
+    if kind == "program":
+        check_program(request.source, request.limits)
+        return meta, sha256_of_file(request.source)
+    if kind == "onnx":
+        raise InputError(f"{request.source} needs no export", "it is no PyTorch model", "build it as it is")
+    found = check_folder(request.source, request.trust_remote_code, request.limits)
+    return meta | {
+        "folder": os.fspath(found.path.absolute()),
+        "architecture": found.architecture,
+        "pooling": found.pooling,
+        "trust_remote_code": request.trust_remote_code,
+        "input_names": None if request.input_names is None else list(request.input_names),
+    }, found.sha256
+
+
+def _compare(child: Child, model: Path, count: int, note: Note) -> list[ExportRun]:
+    from trtforge.export.parity import compare_run
+    from trtforge.reference import ReferenceModel
+
+    runs = []
+    with ReferenceModel(model) as reference:
+        for index in range(count):
+            note(f"comparing with torch, {index + 1} of {count}")
+            _, arrays = child.call("run", {"index": index})
+            inputs = {name[3:]: array for name, array in arrays.items() if name.startswith("in:")}
+            outputs = {name[4:]: array for name, array in arrays.items() if name.startswith("out:")}
+            runs.append(compare_run(reference, inputs, outputs))
+    return runs

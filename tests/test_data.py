@@ -12,7 +12,8 @@ import pytest
 from data_cases import TOKENS, Specs, refusal, samples, save
 from support import dataset_of, npy_bytes, zip_of
 
-from trtforge.data import Batch, Dataset, check_batch, open_dataset
+from trtforge.batch import Batch, check_batch
+from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
 from trtforge.tensor import TensorSpec
 
@@ -384,3 +385,98 @@ def test_memory_does_not_grow_with_the_number_of_samples(tmp_path: Path) -> None
     for compressed in (False, True):
         assert peak_of(200, compressed, "C") < 1.1 * peak_of(20, compressed, "C")
     assert peak_of(800, False, "F") < 1.1 * peak_of(200, False, "F")
+
+
+STATEFUL = (
+    TensorSpec("x", "float32", ("batch", "n")),
+    TensorSpec("state", "float32", (2, "batch", 3)),
+    TensorSpec("rate", "int64", ()),
+)
+
+
+def feed(value: int = 0) -> dict[str, np.ndarray]:
+    return {
+        "x": np.full((1, 4), value, np.float32),
+        "state": np.zeros((2, 1, 3), np.float32),
+        "rate": np.array(16000, np.int64),
+    }
+
+
+def test_arrays_without_a_common_first_axis_are_one_feed(tmp_path: Path) -> None:
+    dataset = open_dataset(save(tmp_path / "d.npz", **feed(7)), STATEFUL)
+    (batch,) = dataset.batches(8)
+    assert (len(dataset), len(batch), batch.is_whole, dataset.has_whole_feeds) == (1, 1, True, True)
+    assert {name: array.shape for name, array in batch.feeds.items()} == {"x": (1, 4), "state": (2, 1, 3), "rate": ()}
+    assert (batch.feeds["x"] == 7).all()
+    assert batch.feeds["rate"] == 16000
+    assert dataset.values_of(["rate"], 8) == {"rate": [(16000,)]}
+
+
+def test_a_folder_of_feeds_has_one_sample_per_file(tmp_path: Path) -> None:
+    for index in range(5):
+        save(tmp_path / f"{index}.npz", **feed(index))
+    dataset = open_dataset(tmp_path, STATEFUL)
+    assert [int(batch.feeds["x"][0, 0]) for batch in dataset.batches(8)] == [0, 1, 2, 3, 4]
+    assert [int(batch.feeds["x"][0, 0]) for batch in dataset.view(3, 5).batches(8)] == [3, 4]
+    assert dataset.batch_shapes(8)["state"] == [(2, 1, 3)] * 5
+    assert len(dataset.sample_hashes()) == 5
+    small = dataclasses.replace(dataset, smallest_batch=2)
+    assert len(list(small.batches(8))) == 5
+
+
+def test_whole_feeds_are_not_joined_with_samples(tmp_path: Path) -> None:
+    specs = (TensorSpec("a", "float32", (None, 2)), TensorSpec("b", "float32", (None,)))
+    save(tmp_path / "0.npz", a=np.zeros((3, 2), np.float32), b=np.zeros(3, np.float32))
+    save(tmp_path / "1.npz", a=np.ones((3, 2), np.float32), b=np.ones(5, np.float32))
+    save(tmp_path / "2.npz", a=np.zeros((1, 2), np.float32), b=np.zeros(1, np.float32))
+    dataset = open_dataset(tmp_path, specs)
+    assert [(len(batch), batch.is_whole) for batch in dataset.batches(8)] == [(3, False), (1, True), (1, False)]
+    assert len(dataset) == 5
+
+
+@pytest.mark.parametrize(
+    ("specs", "shapes", "is_split"),
+    [
+        (((("b", "n")), ("b", "n")), ((4, 2), (4, 2)), True),
+        ((((1, 3)), (1, 5)), ((4, 3), (4, 5)), True),
+        ((((2, "b", 3)), (2, "b")), ((2, 1, 3), (2, 1)), True),
+        (((("b", 3)), (2, "b")), ((2, 3), (2, 2)), False),
+        (((("b", 3)), ("layers", "b")), ((2, 3), (2, 2)), False),
+        (((("b", 3)), ("batch_size", 3)), ((2, 3), (2, 3)), True),
+        ((((1, 3)), (2, 3)), ((1, 3), (2, 3)), False),
+        ((((None, 3)), (None,)), ((2, 3), (4,)), False),
+    ],
+)
+def test_when_the_first_axis_counts_samples(
+    specs: tuple[tuple[object, ...], ...], shapes: tuple[tuple[int, ...], ...], is_split: bool
+) -> None:
+    ports = tuple(TensorSpec(str(i), "float32", shape) for i, shape in enumerate(specs))  # type: ignore[arg-type]
+    batch = check_batch({str(i): np.zeros(shape, np.float32) for i, shape in enumerate(shapes)}, ports, "data")
+    assert batch.is_whole is not is_split
+
+
+def test_a_whole_feed_has_to_fit_the_model_on_every_axis(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", **(feed() | {"state": np.zeros((3, 1, 3), np.float32)}))
+    assert "axis 0 of input 'state' has size 3" in refusal(path, STATEFUL).why
+    path = save(tmp_path / "e.npz", **(feed() | {"state": np.full((2, 1, 3), np.nan, np.float32)}))
+    assert refusal(path, STATEFUL).why == "input 'state' holds NaN"
+
+
+def test_labels_of_a_whole_feed_are_one(tmp_path: Path) -> None:
+    assert open_dataset(save(tmp_path / "d.npz", **feed(), labels=np.array([3])), STATEFUL).has_labels
+    path = save(tmp_path / "e.npz", **feed(), labels=np.array([3, 4]))
+    assert "save one integer class per sample: shape [1]" in refusal(path, STATEFUL).fix
+
+
+def test_a_function_may_yield_whole_feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("feeds_of_states.py").write_text(
+        "import numpy as np\n"
+        "def feeds():\n"
+        "    for i in range(3):\n"
+        "        yield {'x': np.full((1, 4), i, np.float32), 'state': np.zeros((2, 1, 3), np.float32),"
+        " 'rate': np.array(8000)}\n"
+    )
+    dataset = open_dataset("feeds_of_states:feeds", STATEFUL)
+    assert (len(dataset), dataset.has_whole_feeds) == (3, True)
+    assert [int(batch.feeds["x"][0, 0]) for batch in dataset.batches(8)] == [0, 1, 2]

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from trtforge.errors import InputError
-from trtforge.inputs import BatchRange, BuildInputs, find_calibration, find_profile, gather_inputs, resolve_profiles
+from trtforge.inputs import BatchRange, BuildInputs, find_calibration, gather_inputs
 from trtforge.limits import Limits
 from trtforge.profile import ShapeRange
+from trtforge.profile_choice import find_profile, resolve_profiles
 from trtforge.quantization.table import CalibrationTable
 from trtforge.spec import BuildSpec, Precision
 from trtforge.tensor import TensorSpec

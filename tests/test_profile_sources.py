@@ -6,8 +6,8 @@ import pytest
 from profile_cases import BERT, BERT_YAML, IMAGE, load
 
 from trtforge.errors import InputError
-from trtforge.profile import Profile, ProfileSet, ShapeRange
-from trtforge.profile_sources import load_profiles, profiles_from_data, static_profiles
+from trtforge.profile import DimFact, DimReport, Profile, ProfileSet, ShapeRange
+from trtforge.profile_sources import load_profiles, static_profiles
 from trtforge.profile_text import missing_ranges
 from trtforge.tensor import TensorSpec
 
@@ -91,7 +91,7 @@ profiles: [{name: a}, {name: b, values: {sr: {min: [8000], opt: [8000], max: [80
         ("dims: {seq: true}", "has 1 problem", "dims.seq.size: Input should be a valid integer"),
         ("dims: {seq: 1.5}", "has 1 problem", "dims.seq.range"),
         ("dims: {seq: many}", "has 1 problem", "dims.seq: needs a size or {min: .., opt: .., max: ..}"),
-        ("dims: {seq: {min: 1, opt: ?, max: ?}}", "is not valid YAML", "line 1"),
+        ("dims: {seq: {min: 1, opt: ?, max: ?}}", "still has a ? to fill in, in line 1", "opt: ?"),
         ("inputs: {input_ids: [batch, 1.5]}", "has 1 problem", "inputs.input_ids.1: needs a size or the name of a dim"),
         (BERT_YAML + "profiles: [{name: ''}]", "has 1 problem", "profiles.0.name"),
         (BERT_YAML + "profiles: [{dims: {seq: 1}}]", "has 1 problem", "missing key 'profiles.0.name'"),
@@ -207,29 +207,46 @@ def test_open_shapes_are_no_static_profile(specs: tuple[TensorSpec, ...]) -> Non
     assert "profiles/<model name>.yaml" in caught.value.fix
 
 
-def test_ranges_span_the_data_and_opt_is_the_most_frequent_size() -> None:
-    shapes = {"input_ids": [(8, 32), (8, 64), (3, 64)], "attention_mask": [(8, 32), (8, 64), (3, 64)]}
-    profiles = profiles_from_data(shapes, BERT)
-    assert profiles.source == "data"
-    assert profiles.first.inputs["input_ids"] == ShapeRange((1, 32), (8, 64), (8, 64))
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("dims:\n  batch: ?\n", 2),
+        ("dims: {batch: {min: 1, opt: ?, max: 3}}  # ?\n", 1),
+        ("dims: {batch: 1}\nvalues:\n  s: {min: [1, ?], opt: [1, 1], max: [1, 1]}\n", 3),
+    ],
+)
+def test_a_template_that_is_not_filled_in_is_told_so(tmp_path: Path, text: str, line: int) -> None:
+    error = refusal(tmp_path, text, BERT)
+    assert f"still has a ? to fill in, in line {line}" in error.what
+    assert error.fix == "put a number in its place"
 
 
-def test_of_equally_frequent_sizes_the_larger_is_opt() -> None:
-    spec = (TensorSpec("x", "float32", ("b", "s")),)
-    assert profiles_from_data({"x": [(4, 5), (4, 9)]}, spec).first.inputs["x"].opt == (4, 9)
+def test_a_question_mark_in_a_comment_is_none(tmp_path: Path) -> None:
+    load(tmp_path, "# how long: ?\n" + BERT_YAML, BERT)
 
 
-def test_sizes_that_the_model_fixes_stay_when_ranges_come_from_data() -> None:
-    spec = (TensorSpec("x", "float32", (1, "s")),)
-    assert profiles_from_data({"x": [(8, 5)]}, spec).first.inputs["x"] == ShapeRange((1, 5), (1, 5), (1, 5))
+def test_sizes_that_the_graph_fixes_are_filled_in() -> None:
+    specs = (TensorSpec("x", "float32", ("n", "k")), TensorSpec("m", "int64", ("t",)))
+    fixed = (
+        DimFact("n", (("x", 0),), "fixed", 2, 2, suggestion=2),
+        DimFact("k", (("x", 1),), "fixed", 5, 5, suggestion=5),
+        DimFact("t", (("m", 0),), "derived", terms=(("n", 3),), offset=1),
+    )
+    profiles = static_profiles(specs, DimReport(fixed, {}))
+    assert profiles.source == "graph"
+    assert profiles.first.inputs["x"] == ShapeRange((2, 5), (2, 5), (2, 5))
+    assert profiles.first.inputs["m"] == ShapeRange((7,), (7,), (7,))
 
 
-def test_data_without_one_of_the_inputs_gives_no_ranges() -> None:
-    with pytest.raises(InputError, match="without a range"):
-        profiles_from_data({"input_ids": [(1, 2)]}, BERT)
-
-
-def test_data_of_several_ranks_gives_no_ranges() -> None:
-    with pytest.raises(InputError, match="different numbers of axes") as caught:
-        profiles_from_data({"x": [(1, 2), (1, 2, 3)]}, (TensorSpec("x", "float32", None),))
-    assert "2 and 3 axes" in caught.value.why
+@pytest.mark.parametrize(
+    "report",
+    [
+        DimReport((DimFact("n", (("x", 0),), "free", 5, 6, suggestion=5),), {}),
+        DimReport((DimFact("n", (("x", 0),), "fixed", 5, 5, suggestion=5),), {"x": "node 'a' (Slice)"}),
+        DimReport((DimFact("n", (("x", 0),), "fixed", 5, 5, suggestion=5),), {}, note="too large"),
+    ],
+    ids=["suggested only", "values count", "not examined"],
+)
+def test_what_is_not_certain_is_asked_for(report: DimReport) -> None:
+    with pytest.raises(InputError, match="dynamic dimensions without a range"):
+        static_profiles((TensorSpec("x", "int64", ("n",)),), report)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from profile_cases import BERT, BERT_YAML, IMAGE, load
 
-from trtforge.profile import ProfileSet, ShapeRange
-from trtforge.profile_sources import profiles_from_data
+from trtforge.profile import DimFact, DimReport, ProfileSet, ShapeRange
+from trtforge.profile_data import profiles_from_data
 from trtforge.profile_text import dim_names, profile_template, profiles_to_yaml
 from trtforge.tensor import TensorSpec
 
@@ -105,3 +105,49 @@ def test_yaml_shares_dims_of_one_name_and_range() -> None:
         "dims:\n  batch: {min: 1, opt: 8, max: 8}\n  seq: {min: 32, opt: 64, max: 64}\n"
         "inputs:\n  input_ids: [batch, seq]\n  attention_mask: [batch, seq]\n"
     )
+
+
+def test_a_template_fills_in_what_the_graph_says_and_gives_the_reasons() -> None:
+    specs = (
+        TensorSpec("x", "float32", ("n", None, "h", "w", "k")),
+        TensorSpec("past", "float32", (None, "p")),
+        TensorSpec("mask", "int64", (None, "t")),
+        TensorSpec("sizes", "int64", (2,)),
+    )
+    report = DimReport(
+        (
+            DimFact("batch", (("x", 0), ("past", 0), ("mask", 0)), "free"),
+            DimFact("channels", (("x", 1),), "fixed", 6, 6, suggestion=6, reason="node 'conv' (Conv): 6 channels"),
+            DimFact("h", (("x", 2),), "free", 32, None, 32, reason="node 'skip' (Concat): they differ"),
+            DimFact("w", (("x", 3),), "free", 224, 239, suggestion=224, reason="node 'add' (Add): no"),
+            DimFact("k", (("x", 4),), "free", 1, 512, reason="node 'table' (Gather):\nentry 512"),
+            DimFact("p", (("past", 1),), "free"),
+            DimFact("t", (("mask", 1),), "derived", terms=(("p", 1), ("k", 2)), offset=1, reason="node 'm' (Add)"),
+        ),
+        {"sizes": "node 'r' (Reshape)"},
+    )
+    assert profile_template(specs, report) == (
+        "dims:\n"
+        "  batch: {min: 1, opt: ?, max: ?}\n"
+        "  channels: 6  # fixed: node 'conv' (Conv): 6 channels\n"
+        "  h: {min: 32, opt: ?, max: ?}  # a multiple of 32 from 32 on: node 'skip' (Concat): they differ\n"
+        "  w: 224  # from 224 to 239: node 'add' (Add): no, for example\n"
+        "  k: {min: 1, opt: ?, max: 512}  # from 1 to 512: node 'table' (Gather): entry 512\n"
+        "  p: {min: 1, opt: ?, max: ?}\n"
+        "  t: {min: ?, opt: ?, max: ?}  # = p + 2*k + 1: node 'm' (Add)\n"
+        "inputs:\n"
+        "  x: [batch, channels, h, w, k]\n"
+        "  past: [batch, p]\n"
+        "  mask: [batch, t]\n"
+        "  sizes: [2]\n"
+        "values:\n"
+        "  sizes: {min: [?, ?], opt: [?, ?], max: [?, ?]}  # read by node 'r' (Reshape)\n"
+    )
+
+
+def test_a_hostile_reason_stays_on_its_line(tmp_path: Path) -> None:
+    specs = (TensorSpec("x", "float32", ("n", 3)),)
+    fact = DimFact("n", (("x", 0),), "free", 2, 9, reason="node 'a\nvalues: {x: 1}\n' (Add)\r\u2028x: 1")
+    text = profiles_to_yaml(profiles_from_data({"x": [(2, 3), (4, 3)]}, specs), specs, DimReport((fact,), {}))
+    assert len(text.splitlines()) == 4
+    assert load(tmp_path, text, specs).first.inputs["x"].max == (4, 3)

@@ -1,8 +1,9 @@
 """Calibration and evaluation data: batches of named arrays, streamed, never unpickled.
 
 A source is an `.npz` file (first axis = samples), a folder of `.npz` files (one batch each, shapes may differ), or
-`package.module:function`, which yields feed dictionaries (one batch each). An array named `labels` that is not an
-input of the model holds one integer class per sample.
+`package.module:function`, which yields feed dictionaries (one batch each). Arrays that have no common axis of samples
+(a recurrent state, a scalar) are one feed, which is run whole and counts as one sample. An array named `labels` that is
+not an input of the model holds one integer class per sample.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from trtforge.data_checks import LABELS, check_array, check_counts, check_names, data_error
+from trtforge.batch import Batch, check_batch, join_batches
+from trtforge.data_checks import (
+    LABELS,
+    check_array,
+    check_counts,
+    check_labels,
+    check_names,
+    data_error,
+    has_sample_axis,
+)
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint, sha256_of_file
 from trtforge.limits import DEFAULT_LIMITS, Limits
@@ -29,33 +39,6 @@ _CHECK_BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
-    """Arrays of some samples.
-
-    Attributes:
-        feeds: one array per model input, first axis = samples.
-        labels: [N] class indices, or None.
-    """
-
-    feeds: dict[str, np.ndarray]
-    labels: np.ndarray | None
-
-    def __len__(self) -> int:
-        return len(next(iter(self.feeds.values())))
-
-    def rows(self, start: int, stop: int) -> Batch:
-        """Samples start to stop."""
-        labels = None if self.labels is None else self.labels[start:stop]
-        return Batch({name: feed[start:stop] for name, feed in self.feeds.items()}, labels)
-
-    def is_like(self, other: Batch) -> bool:
-        """Whether both can be one batch: samples of one shape, with or without labels alike."""
-        return (self.labels is None) == (other.labels is None) and all(
-            feed.shape[1:] == other.feeds[name].shape[1:] for name, feed in self.feeds.items()
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Dataset:
     """Samples that can be read any number of times.
 
@@ -66,6 +49,7 @@ class Dataset:
         sha256: fingerprint of the content.
         has_labels: every batch has labels.
         read: gives the stored batches, cut to at most this many samples where the source allows.
+        has_whole_feeds: some of it is run as it is, at no other batch size.
         start, stop: the samples that this view covers.
         smallest_batch: smaller remainders are left out.
     """
@@ -76,6 +60,7 @@ class Dataset:
     sha256: str
     has_labels: bool
     read: Callable[[int], Iterator[Batch]]
+    has_whole_feeds: bool = False
     start: int = 0
     stop: int | None = None
     smallest_batch: int = 1
@@ -84,7 +69,7 @@ class Dataset:
         """Batches of `batch_size` samples, in order, across the borders of stored batches of one shape.
 
         A batch is smaller where the shape changes and at the end; below `smallest_batch`, the least that the engine
-        takes, it is left out.
+        takes, it is left out. A whole feed is a batch of its own.
 
         Raises:
             InputError: the source gives fewer samples than it did at first.
@@ -94,8 +79,11 @@ class Dataset:
         for piece in self._pieces(batch_size):
             if parts and not piece.is_like(parts[0]):
                 if held >= self.smallest_batch:
-                    yield _join(parts)
+                    yield join_batches(parts)
                 parts, held = [], 0
+            if piece.is_whole:
+                yield piece
+                continue
             taken = 0
             while taken < len(piece):
                 more = min(batch_size - held, len(piece) - taken)
@@ -103,10 +91,10 @@ class Dataset:
                 taken, held = taken + more, held + more
                 if held == batch_size:
                     if held >= self.smallest_batch:
-                        yield _join(parts)
+                        yield join_batches(parts)
                     parts, held = [], 0
         if held >= self.smallest_batch:
-            yield _join(parts)
+            yield join_batches(parts)
 
     def _pieces(self, batch_size: int) -> Iterator[Batch]:
         """The samples of this view as they are stored."""
@@ -141,6 +129,14 @@ class Dataset:
                 shapes[name].append(feed.shape)
         return shapes
 
+    def values_of(self, names: Sequence[str], batch_size: int) -> dict[str, list[tuple[int, ...]]]:
+        """For each of some integer inputs, its values in every batch, flattened."""
+        values: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
+        for batch in self.batches(batch_size) if names else ():
+            for name in names:
+                values[name].append(tuple(int(value) for value in batch.feeds[name].ravel()))
+        return values
+
     def sample_hashes(self) -> set[bytes]:
         """A 16-byte hash of every sample, to find samples that two datasets share."""
         hashes = set()
@@ -148,7 +144,8 @@ class Dataset:
             for row in range(len(batch)):
                 digest = hashlib.blake2b(digest_size=16)
                 for name in sorted(batch.feeds):
-                    digest.update(np.ascontiguousarray(batch.feeds[name][row]).tobytes())
+                    array = batch.feeds[name] if batch.is_whole else batch.feeds[name][row]
+                    digest.update(np.ascontiguousarray(array).tobytes())
                 hashes.add(digest.digest())
         return hashes
 
@@ -181,38 +178,25 @@ def open_dataset(source: str | Path, specs: Sequence[TensorSpec], limits: Limits
                 content,
                 all(reader.has_labels for reader in readers),
                 lambda size: (batch for reader in readers for batch in reader.read(size)),
+                any(reader.is_whole for reader in readers),
             )
         )
     if kind == "file":
         reader = _NpzSource(path, specs, limits)
         return _checked(
-            Dataset(str(source), specs, reader.num_samples, sha256_of_file(path), reader.has_labels, reader.read)
+            Dataset(
+                str(source),
+                specs,
+                reader.num_samples,
+                sha256_of_file(path),
+                reader.has_labels,
+                reader.read,
+                reader.is_whole,
+            )
         )
     if ":" in str(source) and path.suffix != ".npz":
         return _dataset_from_function(str(source), specs)
     raise data_error(source, "no such file or folder", "give an .npz file, a folder of them or module:function")
-
-
-def check_batch(feeds: Mapping[str, Any], specs: Sequence[TensorSpec], source: str) -> Batch:
-    """One batch from the user, checked against the model's inputs.
-
-    Raises:
-        InputError: names, types or shapes that do not fit, NaN, or no samples.
-    """
-    try:
-        arrays = {str(name): np.asarray(value) for name, value in feeds.items()}
-    except Exception as err:
-        raise data_error(source, f"it holds what is no array ({err})", "give numpy arrays") from err
-    names = {spec.name for spec in specs}
-    labels = arrays.pop(LABELS, None) if LABELS not in names else None
-    check_names(arrays, names, source)
-    for spec in specs:
-        check_array(spec, arrays[spec.name].dtype, arrays[spec.name].shape, source)
-        if arrays[spec.name].dtype.kind == "f" and np.isnan(arrays[spec.name]).any():
-            raise data_error(source, f"input '{spec.name}' holds NaN", "remove those samples")
-    sizes = {spec.name: len(arrays[spec.name]) for spec in specs}
-    check_counts(sizes, labels, source)
-    return Batch({spec.name: arrays[spec.name] for spec in specs}, labels)
 
 
 def _checked(dataset: Dataset) -> Dataset:
@@ -232,11 +216,12 @@ def _dataset_from_function(name: str, specs: tuple[TensorSpec, ...]) -> Dataset:
             batch = check_batch(feeds, specs, name)
             yield batch, _hash_of(batch)
 
-    count, labelled = 0, True
+    count, labelled, has_whole_feeds = 0, True, False
     hashes: list[bytes] = []
     for batch, digest in read_hashed():
         count += len(batch)
         labelled = labelled and batch.labels is not None
+        has_whole_feeds = has_whole_feeds or batch.is_whole
         hashes.append(digest)
     if count == 0:
         raise data_error(name, "it yielded nothing", "yield at least one batch")
@@ -247,7 +232,8 @@ def _dataset_from_function(name: str, specs: tuple[TensorSpec, ...]) -> Dataset:
                 raise data_error(name, "it yields other data when it is read again", "make it repeatable: fix its seed")
             yield batch
 
-    return Dataset(name, specs, count, hashlib.sha256(b"".join(hashes)).hexdigest(), labelled, read)
+    content = hashlib.sha256(b"".join(hashes)).hexdigest()
+    return Dataset(name, specs, count, content, labelled, read, has_whole_feeds)
 
 
 def _results_of(function: Callable[..., Any], name: str) -> Iterator[Any]:
@@ -279,15 +265,6 @@ def _hash_of(batch: Batch) -> bytes:
     return digest.digest()
 
 
-def _join(batches: Sequence[Batch]) -> Batch:
-    """Batches of one shape as one."""
-    if len(batches) == 1:
-        return batches[0]
-    feeds = {name: np.concatenate([batch.feeds[name] for batch in batches]) for name in batches[0].feeds}
-    labels = [batch.labels for batch in batches if batch.labels is not None]
-    return Batch(feeds, np.concatenate(labels) if labels else None)
-
-
 class _NpzSource:
     """An `.npz` file whose arrays fit the model."""
 
@@ -299,15 +276,28 @@ class _NpzSource:
         self.has_labels = LABELS in headers and LABELS not in self._names
         found = {name: header for name, header in headers.items() if name in self._names or name != LABELS}
         check_names(found, set(self._names), str(path))
+        labels = headers[LABELS] if self.has_labels else None
+        shapes = {name: headers[name].shape for name in self._names}
+        self.is_whole = not has_sample_axis(shapes, specs)
         for spec in specs:
-            check_array(spec, headers[spec.name].dtype, headers[spec.name].shape, str(path))
-        sizes = {name: headers[name].shape[0] for name in self._names}
-        check_counts(sizes, headers[LABELS] if self.has_labels else None, str(path))
+            check_array(spec, headers[spec.name].dtype, shapes[spec.name], str(path), self.is_whole)
+        if self.is_whole:
+            self.num_samples = 1
+            check_labels(labels, 1, str(path))
+            return
+        sizes = {name: shape[0] for name, shape in shapes.items()}
+        check_counts(sizes, labels, str(path))
         self.num_samples = next(iter(sizes.values()))
 
     def read(self, batch_size: int) -> Iterator[Batch]:
         """Batches of at most `batch_size` samples."""
         labels = self._file.read_whole(LABELS) if self.has_labels else None
+        if self.is_whole:
+            whole = {name: self._file.read_whole(name) for name in self._names}
+            for name, array in whole.items():
+                self._check_nan(name, np.atleast_1d(array), None)
+            yield Batch(whole, labels, is_whole=True)
+            return
         start = 0
         for feeds in self._file.read(self._names, batch_size):
             for name, array in feeds.items():
@@ -316,9 +306,8 @@ class _NpzSource:
             yield batch if labels is None else Batch(feeds, labels[start : start + len(batch)])
             start += len(batch)
 
-    def _check_nan(self, name: str, array: np.ndarray, start: int) -> None:
+    def _check_nan(self, name: str, array: np.ndarray, start: int | None) -> None:
+        """Refuse NaN; `start` is the number of the first sample, None where there is no axis of samples."""
         if array.dtype.kind == "f" and np.isnan(array).any():
-            row = start + int(np.argwhere(np.isnan(array))[0][0])
-            raise data_error(
-                self._path, f"input '{name}' holds NaN, first in sample {row}", "remove or repair those samples"
-            )
+            row = "" if start is None else f", first in sample {start + int(np.argwhere(np.isnan(array))[0][0])}"
+            raise data_error(self._path, f"input '{name}' holds NaN{row}", "remove or repair those samples")

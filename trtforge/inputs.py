@@ -11,21 +11,20 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trtforge.batch import Batch
 from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint
-from trtforge.limits import Limits
 from trtforge.profile import Profile, ProfileSet
-from trtforge.profile_sources import load_profiles, profiles_from_data, static_profiles
+from trtforge.profile_choice import DimSource, describe_shapes, resolve_profiles
 from trtforge.quantization.table import CalibrationTable, load_table
-from trtforge.recipe import QuantRecipe, load_recipe, shipped_files
+from trtforge.recipe import QuantRecipe, load_recipe
+from trtforge.source import source_name
 from trtforge.spec import BuildSpec
 from trtforge.tensor import TensorSpec
 from trtforge.textfile import kind_of
 
 MIN_HELD_OUT = 8
-# Batch at which calibration runs: large enough for speed, small enough that tapped activations stay in memory.
-CALIBRATION_BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +64,11 @@ class BuildInputs:
 
 
 def gather_inputs(
-    spec: BuildSpec, specs: Sequence[TensorSpec], model_sha256: str, warn: Callable[[str], None]
+    spec: BuildSpec,
+    specs: Sequence[TensorSpec],
+    model_sha256: str,
+    warn: Callable[[str], None],
+    dims: DimSource | None = None,
 ) -> BuildInputs:
     """Read and check recipe, data, table and profiles of a build.
 
@@ -74,6 +77,7 @@ def gather_inputs(
         specs: the model's inputs.
         model_sha256: a table made from another model is refused.
         warn: takes what the user should know, such as samples shared by both data sets.
+        dims: examines the graph where no profile file gives the ranges; None takes what the model's inputs state.
 
     Raises:
         InputError: something is missing or does not fit; says exactly what to give.
@@ -98,8 +102,10 @@ def gather_inputs(
     if spec.precision.is_calibrated and source is None:
         raise _missing_calibration(spec, specs)
     evaluation = open_dataset(spec.eval, specs, spec.limits) if spec.eval and spec.verify != "off" else None
-    profiles = resolve_profiles(spec.profile, spec.source, specs, data or evaluation, spec.limits)
-    batch = batch_range(profiles.first)
+    profiles = resolve_profiles(spec.profile, spec.source, specs, data or evaluation, spec.limits, dims)
+    if profiles.source == "graph":
+        warn(f"the graph leaves no choice of input shapes: {describe_shapes(profiles.first)}")
+    batch = batch_range(profiles.first, data or evaluation)
     data = fit_to_profiles(data, profiles, batch) if data else None
     evaluation = fit_to_profiles(evaluation, profiles, batch) if evaluation else None
     calibration, evaluation = _split(data, evaluation, spec, warn)
@@ -114,33 +120,6 @@ def gather_inputs(
     )
 
 
-def resolve_profiles(
-    given: str | None, model: Path, specs: Sequence[TensorSpec], data: Dataset | None, limits: Limits
-) -> ProfileSet:
-    """Profiles from the file given or found, else static shapes, else the data's shapes.
-
-    Raises:
-        InputError: an open dimension that none of them gives; the message holds the YAML to fill in.
-    """
-    if given is not None and kind_of(Path(given), "profile") is None and given in shipped_files("profiles"):
-        return load_profiles(shipped_files("profiles")[given], specs, limits)
-    path = Path(given) if given is not None else find_profile(model)
-    if path is not None:
-        return load_profiles(path, specs, limits)
-    if data is not None and any(item.is_dynamic for item in specs):
-        return profiles_from_data(data.batch_shapes(CALIBRATION_BATCH), specs)
-    return static_profiles(specs)
-
-
-def find_profile(model: Path) -> Path | None:
-    """The profile file that the conventions name."""
-    for base in (model.parent, Path()):
-        path = base / "profiles" / f"{model.stem}.yaml"
-        if kind_of(path, "profile") is not None:
-            return path
-    return None
-
-
 def find_calibration(model: Path) -> Path | None:
     """The data or table that the conventions name.
 
@@ -148,7 +127,7 @@ def find_calibration(model: Path) -> Path | None:
         InputError: both are there.
     """
     for base in (model.parent, Path()):
-        found = [base / "calibration" / f"{model.stem}{suffix}" for suffix in (".npz", ".json")]
+        found = [base / "calibration" / f"{source_name(model)}{suffix}" for suffix in (".npz", ".json")]
         found = [path for path in found if kind_of(path, "calibration data") is not None]
         if len(found) == 2:
             raise InputError(
@@ -162,19 +141,21 @@ def find_calibration(model: Path) -> Path | None:
 
 
 def _missing_calibration(spec: BuildSpec, specs: Sequence[TensorSpec]) -> InputError:
-    model = spec.source
+    model = source_name(spec.source)
     names = "; ".join(item.describe() for item in specs)
     return InputError(
         f"--{spec.precision.quantization} needs calibration data, and there is none",
-        f"looked for calibration/{model.stem}.npz and calibration/{model.stem}.json beside the model and in the "
+        f"looked for calibration/{model}.npz and calibration/{model}.json beside the model and in the "
         "working directory; scales are never made up",
         f"save a hundred or more real samples with numpy.savez, one array per input, first axis = samples ({names}), "
-        f"as calibration/{model.stem}.npz or give them with --calib",
+        f"as calibration/{model}.npz or give them with --calib",
     )
 
 
-def batch_range(profile: Profile) -> BatchRange:
-    """Sizes of the first axis of the first input that has one."""
+def batch_range(profile: Profile, data: Dataset | None = None) -> BatchRange:
+    """Sizes of the first axis of the first input that has one; 1 where the data's feeds are run whole."""
+    if data is not None and data.has_whole_feeds:
+        return BatchRange(1, 1, 1)
     for shape in profile.inputs.values():
         if shape.opt:
             return BatchRange(max(1, shape.min[0]), max(1, shape.opt[0]), max(1, shape.max[0]))
@@ -192,8 +173,13 @@ def fit_to_profiles(dataset: Dataset, profiles: ProfileSet, batch: BatchRange) -
     for part in dataset.batches(batch.opt):
         ran += len(part)
         shapes = {name: feed.shape for name, feed in part.feeds.items()}
-        if any(all(p.inputs[name].contains(shape) for name, shape in shapes.items()) for p in profiles.profiles):
+        fitting = [
+            p for p in profiles.profiles if all(p.inputs[name].contains(shape) for name, shape in shapes.items())
+        ]
+        if any(_holds_values(p, part) for p in fitting):
             continue
+        if fitting:
+            raise _values_outside(dataset, fitting[0], part)
         outside = [name for name in shapes if not profiles.first.inputs[name].contains(shapes[name])]
         span = profiles.first.inputs[outside[0]]
         raise InputError(
@@ -209,6 +195,28 @@ def fit_to_profiles(dataset: Dataset, profiles: ProfileSet, batch: BatchRange) -
             "give more samples, or lower the profile's min",
         )
     return dataset
+
+
+def _holds_values(profile: Profile, batch: Batch) -> bool:
+    """Whether the values of shape-tensor inputs lie inside the profile's."""
+    return all(
+        span.contains(tuple(int(value) for value in batch.feeds[name].ravel())) for name, span in profile.values.items()
+    )
+
+
+def _values_outside(dataset: Dataset, profile: Profile, batch: Batch) -> InputError:
+    name = next(
+        name
+        for name, span in profile.values.items()
+        if not span.contains(tuple(int(value) for value in batch.feeds[name].ravel()))
+    )
+    span = profile.values[name]
+    return InputError(
+        f"data {dataset.source} lies outside the optimisation profile",
+        f"input '{name}' has the values {batch.feeds[name].ravel().tolist()}; profile '{profile.name}' spans "
+        f"{list(span.min)} to {list(span.max)}",
+        "widen 'values:' in the profile, or leave those samples out",
+    )
 
 
 def _split(

@@ -1,4 +1,4 @@
-"""What a model holds, and the optimisation profile that it would be built with."""
+"""What a model holds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from trtforge.data import open_dataset
 from trtforge.graph.edit import all_graphs, all_nodes
 from trtforge.graph.lint import Finding, lint
 from trtforge.graph.signature import input_specs, output_specs
-from trtforge.inputs import find_profile, resolve_profiles
 from trtforge.limits import DEFAULT_LIMITS, Limits
-from trtforge.profile_text import dim_names, profile_template, profiles_to_yaml
 from trtforge.stages import load_source
 from trtforge.tensor import TensorSpec
 
@@ -47,25 +44,6 @@ class ModelDescription:
         return dataclasses.asdict(self)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProfileDescription:
-    """A profile as `trtforge profile` shows it.
-
-    Attributes:
-        yaml: the file's text; ranges to fill in are `?`.
-        source: "file", "data", "static", or "open" where ranges are missing.
-        open_dims: dims without a range.
-    """
-
-    yaml: str
-    source: str
-    open_dims: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The description as JSON values."""
-        return dataclasses.asdict(self)
-
-
 def inspect_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> ModelDescription:
     """Describe an ONNX file; nothing is run.
 
@@ -86,30 +64,6 @@ def inspect_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> ModelDescripti
         ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
         findings=tuple(lint(loaded.graph)),
     )
-
-
-def describe_profile(
-    path: Path, data: str | None = None, profile: str | None = None, limits: Limits = DEFAULT_LIMITS
-) -> ProfileDescription:
-    """The profile that a build of this model would use; open dims give a template instead of an error.
-
-    Args:
-        path: the ONNX file.
-        data: samples whose shapes give the ranges.
-        profile: a YAML file to check and print.
-        limits: bounds on untrusted input.
-
-    Raises:
-        InputError: a model, file or data that cannot be used.
-    """
-    specs = input_specs(load_source(path, limits).graph)
-    dataset = open_dataset(data, specs, limits) if data else None
-    is_open = any(spec.is_dynamic for spec in specs)
-    if profile is None and dataset is None and is_open and find_profile(path) is None:
-        names = dict.fromkeys(dim for dims in dim_names(specs).values() for dim in dims if isinstance(dim, str))
-        return ProfileDescription(profile_template(specs), "open", tuple(names))
-    resolved = resolve_profiles(profile, path, specs, dataset, limits)
-    return ProfileDescription(profiles_to_yaml(resolved, specs), resolved.source, ())
 
 
 def _constants(graph: gs.Graph) -> list[gs.Constant]:

@@ -1,4 +1,4 @@
-"""Where optimisation profiles come from: a YAML file, the shapes of data, or a model in which nothing is open.
+"""Where optimisation profiles come from besides data: a YAML file, or a model in which nothing is open.
 
 A dimension that no source gives is an error that prints the YAML to fill in: a guessed range changes the engine.
 """
@@ -6,6 +6,7 @@ A dimension that no source gives is an error that prints the YAML to fill in: a 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +15,14 @@ import pydantic
 
 from trtforge.errors import InputError
 from trtforge.limits import DEFAULT_LIMITS, Limits
-from trtforge.profile import Profile, ProfileSet, ShapeRange
+from trtforge.profile import DimReport, Profile, ProfileSet, ShapeRange
 from trtforge.profile_text import missing_ranges
 from trtforge.tensor import TensorSpec
 from trtforge.textfile import FileModel, parse_yaml, read_text, validate
 
 NonNegative = Annotated[int, pydantic.Field(ge=0, le=2**31 - 1, strict=True)]
-SHAPE_DTYPES = ("int32", "int64")
+# Element types of inputs whose values become shapes or choose a branch.
+SHAPE_DTYPES = ("int32", "int64", "bool")
 
 
 class DimRange(FileModel):
@@ -106,8 +108,26 @@ def load_profiles(path: Path, specs: Sequence[TensorSpec], limits: Limits = DEFA
         InputError: unknown input or dim, an open dimension without a range, a size that contradicts the model.
     """
     source = f"profile {path}"
-    value = parse_yaml(read_text(path, "profile", limits), source, limits)
+    text = read_text(path, "profile", limits)
+    _check_filled_in(text, source)
+    value = parse_yaml(text, source, limits)
     return profiles_from_file(validate(ProfileFile, value, source), specs, source)
+
+
+def _check_filled_in(text: str, source: str) -> None:
+    """Refuse a template that still has its question marks; YAML would speak of mapping keys.
+
+    Raises:
+        InputError: names the first line.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.split("#", 1)[0]
+        if re.search(r"[:\[,]\s*\?\s*[,}\]]", content) or re.search(r":\s*\?\s*$", content):
+            raise InputError(
+                f"{source} still has a ? to fill in, in line {number}",
+                content.strip()[:200],
+                "put a number in its place",
+            )
 
 
 def profiles_from_file(content: ProfileFile, specs: Sequence[TensorSpec], source: str) -> ProfileSet:
@@ -131,59 +151,39 @@ def profiles_from_file(content: ProfileFile, specs: Sequence[TensorSpec], source
     return ProfileSet(tuple(_resolve(content, override, layout, specs, source) for override in overrides), "file")
 
 
-def profiles_from_data(shapes: Mapping[str, Sequence[tuple[int, ...]]], specs: Sequence[TensorSpec]) -> ProfileSet:
-    """One profile that spans the shapes seen in data; opt is the most frequent size of each axis.
-
-    The first axis of every input counts samples, so its min is 1 where the model leaves it open.
+def static_profiles(specs: Sequence[TensorSpec], report: DimReport | None = None) -> ProfileSet:
+    """The profile of a model without open dimensions, or whose graph takes one size only for each of them.
 
     Args:
-        shapes: for each input, the shape of every batch.
         specs: the model's inputs.
-
-    Raises:
-        InputError: an open dimension of an input that the data does not have, or data of several ranks.
-    """
-    inputs: dict[str, ShapeRange] = {}
-    for spec in specs:
-        seen = shapes.get(spec.name)
-        if not seen:
-            raise missing_ranges(specs)
-        ranks = sorted({len(shape) for shape in seen})
-        if len(ranks) > 1:
-            raise InputError(
-                f"the data gives input '{spec.name}' different numbers of axes",
-                f"it has arrays with {' and '.join(map(str, ranks))} axes",
-                "save every sample with the same axes",
-            )
-        axes = list(zip(*seen, strict=True))
-        dims: list[int | str | None] = list(spec.shape) if spec.shape is not None else [None] * len(axes)
-        low = [min(sizes) for sizes in axes]
-        if dims and not isinstance(dims[0], int):
-            low[0] = min(1, low[0])
-        most = [max(sorted(set(sizes), reverse=True), key=sizes.count) for sizes in axes]
-        high = [max(sizes) for sizes in axes]
-        inputs[spec.name] = ShapeRange(
-            *(
-                tuple(dim if isinstance(dim, int) else size for dim, size in zip(dims, sizes, strict=True))
-                for sizes in (low, most, high)
-            )
-        )
-    return ProfileSet((Profile("default", inputs),), "data")
-
-
-def static_profiles(specs: Sequence[TensorSpec]) -> ProfileSet:
-    """The profile of a model without open dimensions.
+        report: what the graph says of their dims.
 
     Raises:
         InputError: a dimension is open; the message holds the YAML to fill in.
     """
-    if any(spec.is_dynamic for spec in specs):
-        raise missing_ranges(specs)
+    sizes = _fixed_sizes(report)
     inputs = {}
     for spec in specs:
-        shape = tuple(dim for dim in spec.shape or () if isinstance(dim, int))
-        inputs[spec.name] = ShapeRange(shape, shape, shape)
-    return ProfileSet((Profile("default", inputs),), "static")
+        open_sizes = [sizes.get((spec.name, axis)) for axis in range(len(spec.shape or ()))]
+        shape = [d if isinstance(d, int) else size for d, size in zip(spec.shape or (), open_sizes, strict=True)]
+        if spec.shape is None or None in shape:
+            raise missing_ranges(specs, report)
+        known = tuple(dim for dim in shape if dim is not None)
+        inputs[spec.name] = ShapeRange(known, known, known)
+    return ProfileSet((Profile("default", inputs),), "graph" if sizes else "static")
+
+
+def _fixed_sizes(report: DimReport | None) -> dict[tuple[str, int], int]:
+    """Sizes by (input, axis) of dims without a choice; none where values count too, or something is unknown."""
+    if report is None or report.shape_inputs or report.note:
+        return {}
+    by_name = {fact.name: fact.suggestion for fact in report.dims if fact.kind == "fixed"}
+    for fact in report.dims:
+        terms = [(by_name.get(name), factor) for name, factor in fact.terms]
+        if fact.kind == "derived" and all(size is not None for size, _ in terms):
+            by_name[fact.name] = fact.offset + sum(factor * size for size, factor in terms if size is not None)
+    found = {axis: by_name.get(fact.name) for fact in report.dims for axis in fact.axes}
+    return {axis: size for axis, size in found.items() if size is not None}
 
 
 def _check_known(name: str, known: Iterable[str], kind: str, source: str, why: str) -> None:

@@ -1,0 +1,299 @@
+"""A build in progress, from a source file to the files of an artifact."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from trtforge import __version__, artifact, describe, reuse, stages, trail
+from trtforge.backends.base import Backend, BuildRequest
+from trtforge.backends.base import BuildResult as EngineResult
+from trtforge.engine_options import EngineOptions
+from trtforge.errors import BuildError, InputError
+from trtforge.graph.native import OnnxNative
+from trtforge.graph.save import save_model
+from trtforge.isolation import Child
+from trtforge.job import Job
+from trtforge.manifest import (
+    ENGINE_NAME,
+    MANIFEST_NAME,
+    MODEL_NAME,
+    REPORT_NAME,
+    TABLE_NAME,
+    BackendInfo,
+    FileInfo,
+    Manifest,
+    ModelInfo,
+    ParityInfo,
+)
+from trtforge.progress import Event
+from trtforge.remedies import Remedies, decomposed_attention, with_history
+from trtforge.stage_keys import engine_inputs, verification_inputs
+from trtforge.staging import Staging
+from trtforge.target import BackendName, Target
+
+if TYPE_CHECKING:
+    from trtforge.graph.lint import Finding
+    from trtforge.quantization.quantizer import Quantizer
+    from trtforge.quantization.weight_only_graph import StoredWeights
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BuildTools:
+    """What a build works with.
+
+    Attributes:
+        backend: the engine builder.
+        target: what the engine has to run on.
+        staging: where the artifact's files go.
+        worker: the backend's child process, which also runs onnx's C++.
+        pool: one thread, which waits for the builder while the main one goes on.
+    """
+
+    backend: Backend
+    target: Target
+    staging: Staging
+    worker: Child
+    pool: ThreadPoolExecutor
+
+
+class BuildJob(Job):
+    """A job that ends with an engine."""
+
+    def run(self, tools: BuildTools, identity: str) -> Manifest:
+        """Put every file of the artifact into the staging folder.
+
+        Args:
+            tools: see `BuildTools`.
+            identity: fingerprint of the inputs.
+        """
+        folder = tools.staging.directory
+        manifest = self.stage(
+            "artifact", lambda: identity, reuse.ArtifactCodec(folder), lambda: self._make(tools, identity)
+        )
+        from trtforge.quantization.table import CalibrationTable
+        from trtforge.report import render_report
+
+        with self.watch.stage("write"):
+            environment = describe.environment(self.spec, manifest.environment.get("timing_cache_sha256"))
+            if self.cache is not None:
+                environment["cache"] = self.cache.describe()
+            # What the cache gave has those of the build that made it.
+            update = {
+                "export": None if self.spec.exported is None else self.spec.exported.info,
+                "timings_s": dict(self.watch.seconds),
+                "environment": environment,
+            }
+            manifest = manifest.model_copy(update=update)
+            table = folder / TABLE_NAME
+            ranges = CalibrationTable.model_validate_json(table.read_bytes()) if table.exists() else None
+            (folder / REPORT_NAME).write_text(render_report(manifest, ranges))
+            (folder / MANIFEST_NAME).write_text(manifest.to_json())
+        return manifest
+
+    def _make(self, tools: BuildTools, identity: str) -> Manifest:
+        """Run the stages; what they do not take from the cache themselves."""
+        spec, staging = self.spec, tools.staging
+        native = OnnxNative(tools.worker)
+        prepared = self.prepare(native)
+        self._explain(trail.of_prepared(prepared))
+        stages.check_operators(prepared.graph)
+        quantizer = self.quantizer(prepared, native, staging.work)
+        placement, table = (None, None) if quantizer is None else (quantizer.placement, quantizer.table)
+        stored = self.store_weights(prepared, staging.work)
+        if table is not None:
+            (staging.directory / TABLE_NAME).write_text(table.to_json())
+        remedies = Remedies(prepared.graph, spec.precision)
+        lowered, findings = self._lower(prepared, quantizer, stored, {}, staging, remedies)
+        parity, sensitivity = None, None
+        kept: Mapping[str, str] = {}
+        if quantizer is not None and spec.search and self.inputs.evaluation is not None:
+            # Before the engine is built, which takes the nodes that have to stay float.
+            parity = self._verify(prepared, lowered, staging)
+            if not parity.passed:
+                choice = self.meet_budget(prepared, quantizer, parity, staging.work)
+                sensitivity = choice.info
+                if choice.reasons:
+                    kept = choice.reasons
+                    lowered, findings = self._lower(prepared, quantizer, stored, kept, staging, remedies)
+                    parity = self._verify(prepared, lowered, staging)
+        while (built := self._try_engine(tools, prepared, lowered, remedies)) is None:
+            lowered, findings = self._lower(prepared, quantizer, stored, kept, staging, remedies)
+            parity = None  # that of a graph which is not built
+        engine, files = built
+        if parity is None:
+            parity = self._verify(prepared, lowered, staging)
+        precision = describe.describe_precision(spec, prepared, lowered, engine.plan)
+        for text in describe.precision_warnings(
+            precision, prepared, engine.plan, is_quantized=quantizer is not None
+        ):
+            self.warn(text)
+        for text in describe.engine_warnings(spec, engine):
+            self.warn(text)
+        return Manifest(
+            trtforge_version=__version__,
+            inputs_sha256=identity,
+            model=ModelInfo(name=self.loaded.name, sha256=self.loaded.sha256),
+            backend=BackendInfo(name=tools.backend.name, version=engine.backend_version),
+            targets=tuple(tools.target.names),
+            engine=describe.describe_engine(spec, engine),
+            precision=precision,
+            fusion=describe.describe_fusion(prepared),
+            near_misses=describe.describe_near_misses(prepared),
+            plan=engine.plan.to_info(),
+            profiles=describe.describe_profiles(self.inputs.profiles),
+            io=describe.describe_io(self.loaded),
+            calibration=describe.describe_calibration(placement, table),
+            parity=parity,
+            sensitivity=sensitivity,
+            lint=describe.describe_findings(findings),
+            remedies=(*remedies.applied, *decomposed_attention(lowered.graph, engine.plan)),
+            warnings=tuple(self.warnings),
+            notes=describe.pass_notes(prepared, lowered),
+            files=files,
+            timings_s=dict(self.watch.seconds),
+            environment=describe.environment(spec, engine.timing_cache_sha256),
+        )
+
+    def accept_unquantized(self, reason: InputError) -> None:
+        """Go on with what the model is, as every build of a list of models wants, and say so."""
+        self.warn(f"{reason.what}; it is built in {self.spec.precision.base} as it is ({reason.why})")
+
+    def _lower(
+        self,
+        prepared: stages.Prepared,
+        quantizer: Quantizer | None,
+        stored: StoredWeights | None,
+        kept: Mapping[str, str],
+        staging: Staging,
+        remedies: Remedies,
+    ) -> tuple[stages.Lowered, tuple[Finding, ...]]:
+        """Write the graph that is built; `kept` says which nodes stay float, and why, besides those of the remedies."""
+        model = staging.directory / MODEL_NAME
+
+        def make() -> tuple[stages.Lowered, tuple[Finding, ...]]:
+            with self.watch.stage("lower"):
+                all_kept = {**kept, **remedies.kept}
+                lowered = stages.lower(prepared.graph, self.spec.precision, quantizer, stored, all_kept, remedies.wide)
+                findings = stages.check_lint(lowered.graph)
+                save_model(lowered.graph, model)
+            return lowered, findings
+
+        lowered, findings = self.stage(
+            "lower",
+            lambda: (
+                [self.keys[name] for name in ("prepared", "calibrate", "weights") if name in self.keys]
+                + [self.spec.precision.name, dict(kept), [entry.model_dump() for entry in remedies.applied]]
+            ),
+            reuse.LoweredCodec(model, self.spec.limits),
+            make,
+        )
+        self._explain(trail.of_lowered(prepared, lowered, findings))
+        return lowered, findings
+
+    def _verify(self, prepared: stages.Prepared, lowered: stages.Lowered, staging: Staging) -> ParityInfo:
+        from trtforge.acceptance import verify_build
+
+        model = staging.directory / MODEL_NAME
+
+        def make() -> ParityInfo:
+            with self.watch.stage("verify") as note:
+                return verify_build(self.spec, self.inputs, prepared, lowered, model, staging.work, note)
+
+        if self.inputs.evaluation is None:
+            return make()
+        return self.stage(
+            "verify",
+            lambda: [
+                self.keys["lower"],
+                verification_inputs(self.spec, self.inputs, prepared, self.loaded.sha256),
+            ],
+            reuse.JsonCodec(ParityInfo),
+            make,
+        )
+
+    def _try_engine(
+        self, tools: BuildTools, prepared: stages.Prepared, lowered: stages.Lowered, remedies: Remedies
+    ) -> tuple[EngineResult, dict[str, FileInfo]] | None:
+        """The engine; None where the builder refused the graph and a remedy was found, so that it is to be tried again.
+
+        Raises:
+            BuildError: no remedy is left.
+        """
+        try:
+            return self._build_engine(tools, prepared)
+        except BuildError as refusal:
+            err = self._find_culprit(tools, lowered, refusal)
+            self._explain(trail.of_refusal(err))
+            done = remedies.take(err, lowered)
+            if done is None:
+                raise with_history(err, remedies.applied) from refusal
+            self.report(Event("build", f"node {done.node!r} ({done.op}): {done.reason}; {done.remedy}", "notice"))
+            return None
+
+    def _find_culprit(self, tools: BuildTools, lowered: stages.Lowered, refusal: BuildError) -> BuildError:
+        """The refusal with the node that is to blame, where the builder named none and a few trials find it."""
+        if refusal.node is not None:
+            return refusal
+        from trtforge.trials import Trials, with_culprit
+
+        folder = tools.staging.work / "trials"
+        folder.mkdir(exist_ok=True)
+        with self.watch.stage("diagnose") as note, Trials(tools.backend, tools.target, folder) as trials:
+            return with_culprit(refusal, lowered.graph, self.inputs.profiles, trials, note)
+
+    def _explain(self, steps: Iterable[trail.Step]) -> None:
+        for step in steps:
+            self.report(Event(step.stage, step.text, "detail"))
+
+    def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
+        """The engine, and what the manifest says of the files beside it."""
+        folder = tools.staging.directory
+        request = BuildRequest(
+            folder / MODEL_NAME,
+            folder / ENGINE_NAME,
+            self.inputs.profiles,
+            tools.target,
+            self.spec.tf32,
+            self._engine_options(tools),
+        )
+        files: dict[str, FileInfo] = {}
+        engine = self.stage(
+            "build",
+            lambda: [self.keys["lower"], engine_inputs(tools.backend, request)],
+            reuse.EngineCodec(folder),
+            lambda: self._run_builder(tools, request, prepared, files),
+        )
+        if not files:  # it came from the cache
+            prepared.infer_shapes(OnnxNative(tools.worker))
+            files = artifact.describe_files(folder)
+        tools.pool.submit(tools.worker.close)  # its memory takes a while to be freed
+        files[ENGINE_NAME] = FileInfo(sha256=engine.engine_sha256, bytes=(folder / ENGINE_NAME).stat().st_size)
+        return engine, dict(sorted(files.items()))
+
+    def _run_builder(
+        self, tools: BuildTools, request: BuildRequest, prepared: stages.Prepared, files: dict[str, FileInfo]
+    ) -> EngineResult:
+        """Build the engine, and meanwhile do what needs none: load the later stages, infer shapes, hash files."""
+        with self.watch.stage("build") as note:
+            building = tools.pool.submit(
+                tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
+            )
+            for later_stage in ("trtforge.acceptance", "trtforge.report"):
+                importlib.import_module(later_stage)
+            with OnnxNative() as native:
+                prepared.infer_shapes(native)
+            files |= artifact.describe_files(tools.staging.directory)
+            files.pop(ENGINE_NAME, None)  # which may be half written
+            return building.result()
+
+    def _engine_options(self, tools: BuildTools) -> EngineOptions:
+        """The options, with the cache's timing cache where the builder has such a thing and the user named none."""
+        options = self.spec.engine_options
+        if self.cache is None or options.timing_cache is not None or tools.backend.name is not BackendName.TENSORRT:
+            return options
+        name = "-".join([tools.backend.name, tools.backend.version(), *tools.target.names])
+        return dataclasses.replace(options, timing_cache=self.cache.timing_file(name))

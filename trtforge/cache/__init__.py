@@ -1,0 +1,1 @@
+"""The stage cache: `store.py` is what a job uses."""

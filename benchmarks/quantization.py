@@ -14,19 +14,16 @@ Needs trtforge with the extras rtx, export, examples and dev.
 
 import argparse
 import json
-import os
-import platform
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 from cases import CASES, ROOT, Case, PreparationError, load_metric, prepare_case
+from machine import describe_machine
 from process import run_measured
 from quantizers import (
     NEEDS_SETUP,
@@ -128,15 +125,7 @@ class Comparison:
 
 def describe_conditions(limits: Limits, peers: Mapping[str, str]) -> Row:
     """Return the versions and the machine; `peers` holds the interpreter of each peer that runs."""
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cpu": cpu.partition(":")[2].strip() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average_at_start": round(os.getloadavg()[0], 2),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("trtforge", "onnxruntime", "numpy")},
+    return describe_machine(("trtforge", "onnxruntime", "numpy")) | {
         "peers": {name: read_versions(name, python) for name, python in peers.items()},
         "limits": {"seconds": limits.timeout_s, "memory_mb": round(limits.memory_bytes / 1e6)},
     }

@@ -244,6 +244,31 @@ def test_an_open_dim_prints_the_profile_to_fill_in(tmp_path: Path) -> None:
     assert "attention_mask: [batch, seq]" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("h = Relu(x) y = Exp(h)", "--int8 has nothing to quantize in this model; it is built in fp16 as it is"),
+        (
+            "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
+            "wd = DequantizeLinear(codes, s, z) y = MatMul(d, wd)",
+            "every layer of this model that could be quantized came with Q/DQ; it is built in fp16 as it is",
+        ),
+    ],
+)
+def test_int8_builds_a_model_with_nothing_to_quantize_and_says_so(text: str, said: str, tmp_path: Path) -> None:
+    weights = {"s": np.float32(0.05), "z": np.int8(0), "codes": np.full((32, 32), 3, np.int8)}
+    model = save_onnx(
+        tmp_path / "model.onnx",
+        f"g (float[batch, 32] x) => (float[batch, 32] y) {{ {text} }}",
+        **(weights if "codes" in text else {}),
+    )
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(1).normal(size=(32, 32)).astype(np.float32))
+    result = trtforge.build(model, precision="int8", calib=str(tmp_path / "data.npz"), output=tmp_path / "out")
+    assert result.passed and result.manifest.parity.verified
+    assert [warning for warning in result.manifest.warnings if warning.startswith(said)]
+    assert result.manifest.calibration is None
+
+
 def test_int8_without_data_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs calibration data") as caught:
         trtforge.build(save_encoder(tmp_path / "encoder.onnx"), precision="int8", output=tmp_path / "out")
@@ -317,9 +342,12 @@ def test_products_inside_an_if_are_said_to_be_left_out(tmp_path: Path) -> None:
 def test_progress_names_every_stage_in_order(tmp_path: Path) -> None:
     events: list[Event] = []
     trtforge.build(save_project(tmp_path), precision="int8", output=tmp_path / "out", report=events.append)
-    stages = list(dict.fromkeys(event.stage for event in events))
+    stages = list(dict.fromkeys(event.stage for event in events if event.level != "detail"))
     # INT8 graphs are verified before they are built: nodes may have to stay float.
-    assert stages == ["load", "normalise", "calibrate", "round weights", "lower", "verify", "build", "write"]
+    assert stages == [
+        *("load", "normalise", "specialise", "check shapes", "calibrate", "round weights"),
+        *("lower", "verify", "build", "write"),
+    ]
 
 
 def test_quantize_writes_what_build_would_build(int8: trtforge.BuildResult, tmp_path: Path) -> None:

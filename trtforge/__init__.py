@@ -5,16 +5,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trtforge.acceptance import VerifySpec, verify_artifact
     from trtforge.api import build, calibrate, compare, quantize
+    from trtforge.engine_options import EngineOptions
     from trtforge.errors import TrtForgeError
-    from trtforge.inspection import describe_profile, inspect_model
+    from trtforge.inspection import inspect_model
     from trtforge.limits import Limits
     from trtforge.linting import lint_model
     from trtforge.manifest import load_manifest
     from trtforge.pipeline import BuildResult
+    from trtforge.profiling import describe_profile
 
 __version__ = "0.1.0"
 __all__ = [
     "BuildResult",
+    "EngineOptions",
     "Limits",
     "TrtForgeError",
     "VerifySpec",
@@ -33,13 +36,14 @@ __all__ = [
 # Where the public names live; they are imported when first used, so that `import trtforge` stays light.
 _HOMES = {
     "BuildResult": "pipeline",
+    "EngineOptions": "engine_options",
     "Limits": "limits",
     "TrtForgeError": "errors",
     "VerifySpec": "acceptance",
     "build": "api",
     "calibrate": "api",
     "compare": "api",
-    "describe_profile": "inspection",
+    "describe_profile": "profiling",
     "inspect_model": "inspection",
     "lint_model": "linting",
     "load_manifest": "manifest",

@@ -25,7 +25,7 @@ from trtforge.quantization.bfloat16 import uses_bfloat16
 from trtforge.quantization.table import load_table
 from trtforge.reference import ReferenceModel
 from trtforge.report import render_report
-from trtforge.spec import BuildSpec
+from trtforge.spec import BuildSpec, precision_from_name
 from trtforge.stages import FP32_NAME, Lowered, Prepared, load_source, lower, save_for_onnxruntime
 from trtforge.staging import replace_file
 from trtforge.textfile import kind_of
@@ -96,7 +96,7 @@ def verify_build(
     exact = work / FP32_NAME
     if not exact.exists():
         save_for_onnxruntime(prepared.graph, exact)
-    with _open_reference(spec.source, exact, uses_bfloat16(prepared.graph)) as reference:
+    with _open_reference(spec.model_file, exact, uses_bfloat16(prepared.graph)) as reference:
         budget = Budget(spec.cosine_budget, spec.metric, spec.budget_metric is not None)
         parity = compare(reference, candidates, dataset, inputs.batch, budget, work, report)
     if parity.passed:
@@ -213,6 +213,13 @@ def verify_artifact(spec: VerifySpec, report: Reporter = ignore) -> ParityInfo:
             "build it again with --force",
         )
     source = spec.model or Path(str(manifest.environment.get("source", "")))
+    if spec.model is None and manifest.export is not None:
+        raise InputError(
+            f"{spec.artifact} was built from {source}, which is no ONNX file",
+            "verify runs the ONNX model that was exported from it; the same export gives the same file",
+            f"trtforge export {source} --{precision_from_name(manifest.precision.requested).base} "
+            f"-o {manifest.model.name}.onnx, with the build's profile and data, then give that file with --model",
+        )
     if kind_of(source, "source model") != "file":
         raise InputError(
             f"the source model {source} does not exist"
@@ -247,8 +254,9 @@ def _score_artifact(
     if data is None or str(data).endswith(".json"):
         raise InputError("there is no data to verify with", "none was given or found", "give it with --eval")
     profiles = profiles_from_manifest(manifest)
-    batch = batch_range(profiles.first)
-    dataset = fit_to_profiles(open_dataset(data, specs, spec.limits), profiles, batch)
+    dataset = open_dataset(data, specs, spec.limits)
+    batch = batch_range(profiles.first, dataset)
+    dataset = fit_to_profiles(dataset, profiles, batch)
     if spec.eval is None:
         _, dataset = split_held_out(dataset)
     if spec.budget is None and manifest.parity.figure is not None and spec.metric is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from trtforge import pipeline
+from trtforge.engine_options import EngineOptions
 from trtforge.limits import Limits
 from trtforge.method_table import MethodTable
 from trtforge.pipeline import COMPARED_SAMPLES, BuildResult, QuantizeResult
@@ -28,6 +29,8 @@ class CalibrateOptions(TypedDict, total=False):
     calib: str | None
     profile: str | None
     recipe: str | None
+    cache: Path | None
+    trust_remote_code: bool
     force: bool
     limits: Limits
 
@@ -55,6 +58,7 @@ class BuildOptions(QuantizeOptions, total=False):
     search: bool
     verify: Verification
     tf32: bool
+    engine_options: EngineOptions
     output: Path | None
 
 
@@ -64,7 +68,7 @@ def build(
     """Build an engine; the whole job.
 
     Args:
-        source: an ONNX file.
+        source: an ONNX file, a `.pt2` program, a Hugging Face folder, or "package.module:function".
         precision: "fp32", "fp16" or "bf16"; or "int8", "fp8", "int4" or "int8-weights", each with the rest in fp16, or
             followed by "+bf16" or "+fp32".
         report: takes progress and warnings.

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from trtforge import __version__
-from trtforge.backends.base import Backend
+from trtforge.backends.base import Backend, BuildResult
 from trtforge.backends.plan import EnginePlan, node_precision
 from trtforge.fusion.packed_qkv import PATTERN
 from trtforge.graph.cost import GEMM_OPS, constant_weight
@@ -23,6 +23,7 @@ from trtforge.hashing import fingerprint
 from trtforge.inputs import BuildInputs
 from trtforge.manifest import (
     CalibrationInfo,
+    EngineInfo,
     FusionEntry,
     IoInfo,
     KeptFloatEntry,
@@ -35,6 +36,7 @@ from trtforge.manifest import (
 from trtforge.profile import Profile, ProfileSet, ShapeRange
 from trtforge.quantization.table import CalibrationTable
 from trtforge.quantization.weight_storage import weight_storage
+from trtforge.source import source_kind
 from trtforge.spec import CALIBRATED, BuildSpec, precision_from_name
 from trtforge.stages import Lowered, Prepared
 from trtforge.target import Target
@@ -57,6 +59,7 @@ def build_identity(spec: BuildSpec, loaded: LoadedModel, inputs: BuildInputs, ta
             "precision": spec.precision.name,
             "target": [target.names, target.explicit],
             "options": [spec.cosine_budget, spec.budget_metric, spec.search, spec.metric, spec.verify, spec.tf32],
+            "engine": spec.engine_options.identity(),
             "versions": [__version__, backend.name, backend.version(), package_versions()],
         }
     )
@@ -67,16 +70,31 @@ def package_versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in _PACKAGES}
 
 
-def environment(spec: BuildSpec) -> dict[str, object]:
-    """Where and with what the build ran."""
-    return {
+def environment(spec: BuildSpec, timing_cache_sha256: str | None = None) -> dict[str, object]:
+    """Where and with what the build ran; the timing cache is the one that it left."""
+    found = {} if timing_cache_sha256 is None else {"timing_cache_sha256": timing_cache_sha256}
+    return found | {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "packages": package_versions(),
         "tf32": spec.tf32,
-        "source": str(spec.source.resolve()),
+        "source": str(spec.source if source_kind(spec.source) == "function" else spec.source.resolve()),
     }
+
+
+def describe_engine(spec: BuildSpec, result: BuildResult) -> EngineInfo:
+    """How the builder was told to make the engine, and what came of plugins."""
+    values = spec.engine_options.identity()
+    return EngineInfo(**values | {"plugins": dict(values["plugins"]), "plugin_layers": result.plugin_layers})
+
+
+def engine_warnings(spec: BuildSpec, result: BuildResult) -> Iterator[str]:
+    """What the user must be told of the engine's options."""
+    if spec.engine_options.plugins and not result.plugin_layers:
+        yield "--plugin was given, but no plugin computes a layer of the engine: no operator of the model names one"
+    if spec.engine_options.strip_weights:
+        yield "the engine holds no weights: it has to be refitted from model.onnx before it runs"
 
 
 def describe_precision(spec: BuildSpec, prepared: Prepared, lowered: Lowered, plan: EnginePlan) -> PrecisionInfo:
@@ -118,10 +136,12 @@ def pass_notes(prepared: Prepared, lowered: Lowered) -> tuple[str, ...]:
     return notes
 
 
-def precision_warnings(info: PrecisionInfo, prepared: Prepared, plan: EnginePlan) -> Iterator[str]:
-    """What the user must be told of the types, because the figures alone could be misread."""
+def precision_warnings(
+    info: PrecisionInfo, prepared: Prepared, plan: EnginePlan, *, is_quantized: bool = True
+) -> Iterator[str]:
+    """What the user must be told of the types, because the figures alone could be misread; `is_quantized`: Q/DQ went in."""
     wanted = precision_from_name(info.requested).quantization
-    if wanted in CALIBRATED and plan.unreadable is None and not info.gemm_flops_fraction.get(wanted):
+    if is_quantized and wanted in CALIBRATED and plan.unreadable is None and not info.gemm_flops_fraction.get(wanted):
         reasons = "; ".join(f"{entry.node}: {entry.reason}" for entry in info.kept_float[:3])
         yield f"--{wanted} was asked for, but no product runs in {wanted.upper()} in this engine ({reasons})"
     counted = prepared.gemm_flops

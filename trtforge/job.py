@@ -1,221 +1,151 @@
-"""The stages of a job, with what each of them hands to the next."""
+"""The stages up to the graph that is built, with what each of them hands to the next; `build_job.py` has the rest."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trtforge import __version__, artifact, describe, stages
-from trtforge.backends.base import Backend, BuildRequest
-from trtforge.backends.base import BuildResult as EngineResult
+import onnx_graphsurgeon as gs
+
+from trtforge import reuse, stages
+from trtforge.cache.store import Codec, StageCache
+from trtforge.errors import InputError
+from trtforge.graph.dims.report import report_dims
 from trtforge.graph.load import LoadedModel
 from trtforge.graph.native import OnnxNative
-from trtforge.graph.save import save_model
+from trtforge.graph.normalise import NormaliseReport
 from trtforge.graph.signature import input_specs
 from trtforge.inputs import BuildInputs, gather_inputs
-from trtforge.isolation import Child
-from trtforge.manifest import (
-    ENGINE_NAME,
-    MANIFEST_NAME,
-    MODEL_NAME,
-    REPORT_NAME,
-    TABLE_NAME,
-    BackendInfo,
-    FileInfo,
-    Manifest,
-    ModelInfo,
-    ParityInfo,
-)
+from trtforge.manifest import ParityInfo
+from trtforge.profile import DimReport
 from trtforge.progress import Event, Reporter, Stopwatch
 from trtforge.spec import FLOAT_DTYPES, BuildSpec
-from trtforge.staging import Staging
-from trtforge.target import Target
+from trtforge.stage_keys import calibration_inputs, graph_sha256, search_inputs, stage_key
 
 if TYPE_CHECKING:
-    from trtforge.graph.lint import Finding
     from trtforge.mixed.choose import Choice
     from trtforge.quantization.checkpoint import Checkpoint
     from trtforge.quantization.quantizer import Quantizer
+    from trtforge.quantization.rounding import RoundedWeights
     from trtforge.quantization.rows import Rows
     from trtforge.quantization.sites import Placement
     from trtforge.quantization.table import CalibrationTable
     from trtforge.quantization.weight_only_graph import StoredWeights
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BuildTools:
-    """What a build works with.
-
-    Attributes:
-        backend: the engine builder.
-        target: what the engine has to run on.
-        staging: where the artifact's files go.
-        worker: the backend's child process, which also runs onnx's C++.
-        pool: one thread, which waits for the builder while the main one goes on.
-    """
-
-    backend: Backend
-    target: Target
-    staging: Staging
-    worker: Child
-    pool: ThreadPoolExecutor
+T = TypeVar("T")
+# Stages whose result depends on the user's metric: code of which nobody knows when it changes.
+_JUDGED = {"artifact", "verify", "search"}
 
 
 class Job:
-    """One job in progress: the stages' results as they come."""
+    """One job in progress: the stages' results as they come.
 
-    def __init__(self, spec: BuildSpec, report: Reporter) -> None:
+    Args:
+        spec: what is asked for.
+        report: takes progress and warnings.
+        cache: gives results of earlier jobs, and takes this one's; None for neither.
+
+    Attributes:
+        keys: of the stages so far, by name; filled only with a cache.
+    """
+
+    def __init__(self, spec: BuildSpec, report: Reporter, cache: StageCache | None = None) -> None:
         self.spec = spec
         self.report = report
+        self.cache = cache
+        self.keys: dict[str, str] = {}
         self.watch = Stopwatch(report)
+        if spec.exported is not None:
+            self.watch.seconds["export"] = spec.exported.seconds
         self.warnings: list[str] = []
         self.loaded: LoadedModel
         self.inputs: BuildInputs
+        self._dims: DimReport | None = None
 
     def warn(self, text: str) -> None:
         """Tell the user, and remember it for the manifest."""
         self.warnings.append(text)
         self.report(Event("warning", text, "warning"))
 
+    def stage(self, name: str, depends_on: Callable[[], Any], codec: Codec[T], make: Callable[[], T]) -> T:
+        """The result of a stage: from the cache where it is there, else made, and stored.
+
+        Args:
+            name: of the stage.
+            depends_on: everything that changes the result, as JSON; called only with a cache.
+            codec: writes and reads the result.
+            make: runs the stage.
+        """
+        if self.cache is None or (name in _JUDGED and self.spec.metric is not None):
+            return make()
+        with self.watch.stage("cache"):
+            key = self.keys[name] = stage_key(name, depends_on())
+            found = self.cache.find(name, key, codec)
+        if found is not None:
+            for text in found.warnings:
+                self.warn(text)
+            return found.value
+        told = len(self.warnings)
+        result = make()
+        with self.watch.stage("cache"):
+            self.cache.store(name, key, result, codec, self.warnings[told:])
+        return result
+
     def load(self) -> None:
         """Read the model and everything else that the job reads."""
         spec = self.spec
         with self.watch.stage("load"):
-            self.loaded = stages.load_source(spec.source, spec.limits)
-            self.inputs = gather_inputs(spec, input_specs(self.loaded.graph), self.loaded.sha256, self.warn)
+            self.loaded = stages.load_source(spec.model_file, spec.limits)
+            specs = input_specs(self.loaded.graph)
+            self.inputs = gather_inputs(spec, specs, self.loaded.sha256, self.warn, self._examine_dims)
 
-    def run(self, tools: BuildTools, identity: str) -> Manifest:
-        """Make every file of the artifact.
+    def _examine_dims(self, find_limits: bool) -> DimReport:
+        self._dims = self.stage(
+            "dims",
+            lambda: [self.loaded.sha256, find_limits],
+            reuse.JsonCodec(DimReport),
+            lambda: report_dims(self.loaded.graph, find_limits=find_limits),
+        )
+        return self._dims
 
-        Args:
-            tools: see `BuildTools`.
-            identity: fingerprint of the inputs.
-        """
-        spec, staging = self.spec, tools.staging
-        native = OnnxNative(tools.worker)
-        prepared = self.prepare(native)
-        quantizer, rows = self.calibrate(prepared, native, staging.work)
-        quantizer = self.round_weights(prepared, quantizer, rows)
-        placement, table = (None, None) if quantizer is None else (quantizer.placement, quantizer.table)
-        stored = self.store_weights(prepared, staging.work)
-        if table is not None:
-            (staging.directory / TABLE_NAME).write_text(table.to_json())
-        lowered, findings = self._lower(prepared, quantizer, stored, {}, staging)
-        parity, sensitivity = None, None
-        if quantizer is not None and spec.search and self.inputs.evaluation is not None:
-            # Before the engine is built, which takes the nodes that have to stay float.
-            parity = self._verify(prepared, lowered, staging)
-            if not parity.passed:
-                choice = self.meet_budget(prepared, quantizer, parity, staging.work)
-                sensitivity = choice.info
-                if choice.reasons:
-                    lowered, findings = self._lower(prepared, quantizer, stored, choice.reasons, staging)
-                    parity = self._verify(prepared, lowered, staging)
-        engine, files = self._build_engine(tools, prepared)
-        from trtforge.report import render_report
+    def _check_shapes(self, prepared: stages.Prepared, native: OnnxNative) -> None:
+        """Refuse profiles that the model cannot take, before anything is done with them."""
+        from trtforge.shape_check import Source, check_profiles
 
-        if parity is None:
-            parity = self._verify(prepared, lowered, staging)
-        with self.watch.stage("write"):
-            precision = describe.describe_precision(spec, prepared, lowered, engine.plan)
-            for text in describe.precision_warnings(precision, prepared, engine.plan):
-                self.warn(text)
-            manifest = Manifest(
-                trtforge_version=__version__,
-                inputs_sha256=identity,
-                model=ModelInfo(name=self.loaded.name, sha256=self.loaded.sha256),
-                backend=BackendInfo(name=tools.backend.name, version=engine.backend_version),
-                targets=tuple(tools.target.names),
-                precision=precision,
-                fusion=describe.describe_fusion(prepared),
-                near_misses=describe.describe_near_misses(prepared),
-                plan=engine.plan.to_info(),
-                profiles=describe.describe_profiles(self.inputs.profiles),
-                io=describe.describe_io(self.loaded),
-                calibration=describe.describe_calibration(placement, table),
-                parity=parity,
-                sensitivity=sensitivity,
-                lint=describe.describe_findings(findings),
-                warnings=tuple(self.warnings),
-                notes=describe.pass_notes(prepared, lowered),
-                files=files,
-                timings_s=dict(self.watch.seconds),
-                environment=describe.environment(spec),
-            )
-            (staging.directory / REPORT_NAME).write_text(render_report(manifest, table))
-            (staging.directory / MANIFEST_NAME).write_text(manifest.to_json())
-        return manifest
+        inputs, spec = self.inputs, self.spec
+        data = inputs.calibration or inputs.evaluation
 
-    def _lower(
-        self,
-        prepared: stages.Prepared,
-        quantizer: Quantizer | None,
-        stored: StoredWeights | None,
-        kept: Mapping[str, str],
-        staging: Staging,
-    ) -> tuple[stages.Lowered, tuple[Finding, ...]]:
-        """Write the graph that is built; `kept` says which nodes stay float, and why."""
-        with self.watch.stage("lower"):
-            lowered = stages.lower(prepared.graph, self.spec.precision, quantizer, stored, kept)
-            findings = stages.check_lint(lowered.graph)
-            save_model(lowered.graph, staging.directory / MODEL_NAME)
-        return lowered, findings
+        def make() -> bool:
+            with self.watch.stage("check shapes") as note:
+                source = Source(spec.model_file, input_specs(prepared.graph), data, spec.limits)
+                check_profiles(source, prepared.graph, inputs.profiles, native, note, self._dims)
+            return True
 
-    def _verify(self, prepared: stages.Prepared, lowered: stages.Lowered, staging: Staging) -> ParityInfo:
-        from trtforge.acceptance import verify_build
-
-        model = staging.directory / MODEL_NAME
-        with self.watch.stage("verify") as note:
-            return verify_build(self.spec, self.inputs, prepared, lowered, model, staging.work, note)
-
-    def meet_budget(
-        self, prepared: stages.Prepared, quantizer: Quantizer, parity: ParityInfo | None, work: Path
-    ) -> Choice:
-        """The nodes that stay float so that the budget is met; `parity` holds what quantizing all gave, where known."""
-        from trtforge.budget import meet_budget
-
-        with self.watch.stage("meet budget") as note:
-            if parity is not None:
-                name = quantizer.number_format.name.upper()
-                note(
-                    f"{name} alone misses the budget of {parity.budget:g}: looking for nodes to keep float",
-                    level="notice",
-                )
-            choice = meet_budget(self.spec, self.inputs, prepared, quantizer, parity, work, note)
-        if not choice.info.met:
-            self.warn(choice.info.note)
-        return choice
-
-    def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
-        """Build the engine, and meanwhile do what needs none: load the later stages, infer shapes, hash files."""
-        folder = tools.staging.directory
-        with self.watch.stage("build") as note:
-            request = BuildRequest(
-                folder / MODEL_NAME, folder / ENGINE_NAME, self.inputs.profiles, tools.target, self.spec.tf32
-            )
-            building = tools.pool.submit(
-                tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
-            )
-            for later_stage in ("trtforge.acceptance", "trtforge.report"):
-                importlib.import_module(later_stage)
-            with OnnxNative() as native:
-                prepared.infer_shapes(native)
-            files = artifact.describe_files(folder)
-            files.pop(ENGINE_NAME, None)  # which may be half written
-            engine = building.result()
-            tools.pool.submit(tools.worker.close)  # its memory takes a while to be freed
-            size = (folder / ENGINE_NAME).stat().st_size
-            files[ENGINE_NAME] = FileInfo(sha256=engine.engine_sha256, bytes=size)
-            return engine, dict(sorted(files.items()))
+        profiles = [dataclasses.asdict(profile) for profile in inputs.profiles.profiles]
+        sha256 = None if data is None else data.sha256
+        self.stage("shapes", lambda: [self.keys["prepared"], profiles, sha256], reuse.JsonCodec(bool), make)
 
     def prepare(self, native: OnnxNative) -> stages.Prepared:
-        """Normalise the graph."""
-        with self.watch.stage("normalise"):
-            prepared = stages.prepare(self.loaded, self.inputs.profiles, self.spec.precision, native)
+        """Normalise the graph, and fold what the profiles decide."""
+
+        def make() -> tuple[gs.Graph, NormaliseReport]:
+            with self.watch.stage("normalise"):
+                return stages.normalise_source(self.loaded, self.spec.precision, native)
+
+        graph, report = self.stage(
+            "normalise",
+            lambda: [self.loaded.sha256, self.spec.precision.name],
+            reuse.NormalisedCodec(self.spec.limits),
+            make,
+        )
+        with self.watch.stage("specialise"):
+            prepared = stages.prepare(graph, report, self.inputs.profiles, self.spec.precision, native)
+        if self.cache is not None:
+            # By content: most profiles give the same graph.
+            self.keys["prepared"] = graph_sha256(prepared.graph)
+        self._check_shapes(prepared, native)
         if prepared.mended:
             self.warn(
                 f"{len(prepared.mended)} places where this model's quantization does not suit TensorRT were mended, "
@@ -223,26 +153,66 @@ class Job:
             )
         return prepared
 
-    def calibrate(
-        self, prepared: stages.Prepared, native: OnnxNative, work: Path, checkpoint: Checkpoint | None = None
-    ) -> tuple[Quantizer | None, dict[str, Rows]]:
-        """Where Q/DQ goes and with what ranges: the user's table, or a calibration run with rows of the activations."""
+    def quantizer(
+        self,
+        prepared: stages.Prepared,
+        native: OnnxNative,
+        work: Path,
+        checkpoint: Checkpoint | None = None,
+        *,
+        decides_weights: bool = True,
+    ) -> Quantizer | None:
+        """Where Q/DQ goes, with what ranges and weights; None where activations stay float.
+
+        Args:
+            prepared: the graph.
+            native: runs onnx's C++.
+            work: a folder for the graph while ONNX Runtime reads it.
+            checkpoint: saves the state of the calibration run.
+            decides_weights: decide on the weights as the recipe says; otherwise only ranges are of use.
+        """
         precision = self.spec.precision
         if not precision.is_calibrated:
-            return None, {}
+            return None
         from trtforge.quantization.formats import FORMATS
         from trtforge.quantization.quantizer import Quantizer
 
         placement = stages.plan_quantization(prepared, self.inputs.recipe, native)
         stages.check_arrived(precision, placement)
-        table = self.inputs.table
-        rows: dict[str, Rows] = {}
-        if table is None:
-            if not placement.nodes:
-                raise stages.nothing_to_quantize(precision, placement)
-            table, rows = self._choose_ranges(prepared, placement, work, checkpoint)
-        number_format = FORMATS[precision.quantization or "int8"]
-        return Quantizer(placement, table, number_format, FLOAT_DTYPES[precision.base]), rows
+        if self.inputs.table is None and not placement.nodes:
+            self.accept_unquantized(stages.nothing_to_quantize(precision, placement))
+            return None
+        number_format, dtype = FORMATS[precision.quantization or "int8"], FLOAT_DTYPES[precision.base]
+        decides_weights = decides_weights and precision.quantization == "int8"
+
+        def make() -> tuple[CalibrationTable, RoundedWeights]:
+            rows: dict[str, Rows] = {}
+            table = self.inputs.table
+            if table is None:
+                table, rows = self._choose_ranges(prepared, placement, work, checkpoint)
+            quantizer = Quantizer(placement, table, number_format, dtype)
+            if decides_weights:
+                quantizer = self._round_weights(prepared, quantizer, rows)
+            return quantizer.table, quantizer.rounded
+
+        table, rounded = self.stage(
+            "calibrate",
+            lambda: [
+                self.keys["prepared"],
+                calibration_inputs(self.spec, self.inputs, placement, decides_weights=decides_weights),
+            ],
+            reuse.CalibrationCodec(),
+            make,
+        )
+        return Quantizer(placement, table, number_format, dtype, rounded)
+
+    def accept_unquantized(self, reason: InputError) -> None:
+        """Refuse a model in which nothing is left to quantize: this job is for nothing else.
+
+        Raises:
+            InputError: always.
+        """
+        raise reason
 
     def _choose_ranges(
         self, prepared: stages.Prepared, placement: Placement, work: Path, checkpoint: Checkpoint | None
@@ -277,12 +247,8 @@ class Job:
             )
         return table, seen.sampled_rows()
 
-    def round_weights(
-        self, prepared: stages.Prepared, quantizer: Quantizer | None, rows: dict[str, Rows]
-    ) -> Quantizer | None:
+    def _round_weights(self, prepared: stages.Prepared, quantizer: Quantizer, rows: dict[str, Rows]) -> Quantizer:
         """The quantizer with the weights decided as the recipe says."""
-        if quantizer is None or self.spec.precision.quantization != "int8":
-            return quantizer
         from trtforge.quantization.quantizer import with_rounded_weights
         from trtforge.quantization.rounding import needs_rows
 
@@ -304,13 +270,52 @@ class Job:
         from trtforge.quantization.weight_only_graph import choose_weights
 
         placement = stages.plan_weights(prepared, precision, self.inputs.recipe)
-        rows: dict[str, Rows] = {}
-        if self.inputs.calibration is not None and placement.tensors:
-            with self.watch.stage("calibrate") as note:
-                observation = stages.observe_activations(
-                    prepared, placement, self.inputs, self.loaded.sha256, work, note, self.warn, keep_rows=True
-                )
-            rows = observation.sampled_rows()
         number_format, scale_dtype = FORMATS[precision.quantization or ""], FLOAT_DTYPES[precision.base]
-        with self.watch.stage("round weights") as note:
-            return choose_weights(prepared.graph, placement, number_format, rows, scale_dtype, note)
+
+        def make() -> StoredWeights:
+            rows: dict[str, Rows] = {}
+            if self.inputs.calibration is not None and placement.tensors:
+                with self.watch.stage("calibrate") as note:
+                    observation = stages.observe_activations(
+                        prepared, placement, self.inputs, self.loaded.sha256, work, note, self.warn, keep_rows=True
+                    )
+                rows = observation.sampled_rows()
+            with self.watch.stage("round weights") as note:
+                return choose_weights(prepared.graph, placement, number_format, rows, scale_dtype, note)
+
+        return self.stage(
+            "weights",
+            lambda: [
+                self.keys["prepared"],
+                calibration_inputs(self.spec, self.inputs, placement, decides_weights=True),
+            ],
+            reuse.StoredWeightsCodec(precision),
+            make,
+        )
+
+    def meet_budget(
+        self, prepared: stages.Prepared, quantizer: Quantizer, parity: ParityInfo | None, work: Path
+    ) -> Choice:
+        """The nodes that stay float so that the budget is met; `parity` holds what quantizing all gave, where known."""
+        from trtforge.budget import meet_budget
+        from trtforge.mixed.choose import Choice
+
+        def make() -> Choice:
+            with self.watch.stage("meet budget") as note:
+                if parity is not None:
+                    name = quantizer.number_format.name.upper()
+                    note(
+                        f"{name} alone misses the budget of {parity.budget:g}: looking for nodes to keep float",
+                        level="notice",
+                    )
+                return meet_budget(self.spec, self.inputs, prepared, quantizer, parity, work, note)
+
+        choice = self.stage(
+            "search",
+            lambda: [self.keys["calibrate"], search_inputs(self.spec, self.inputs, prepared, parity)],
+            reuse.JsonCodec(Choice),
+            make,
+        )
+        if not choice.info.met:
+            self.warn(choice.info.note)
+        return choice

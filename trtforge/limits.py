@@ -20,6 +20,7 @@ class Limits:
         data_bytes: size of one `.npz` file of calibration or evaluation data once decompressed.
         text_bytes: size of a YAML or JSON file.
         text_depth: nesting depth of a YAML or JSON file.
+        cache_bytes: size of a stage cache; what was of no use for longest is removed.
     """
 
     model_bytes: int = 16 * 2**30
@@ -28,6 +29,7 @@ class Limits:
     data_bytes: int = 8 * 2**30
     text_bytes: int = 64 * 2**20
     text_depth: int = 32
+    cache_bytes: int = 20 * 10**9
 
     def override(self, settings: Iterable[str]) -> Limits:
         """Limits changed by `NAME=VALUE` strings, e.g. `["model_nodes=500000"]`.

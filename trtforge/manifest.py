@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from trtforge.errors import InputError
+from trtforge.export_info import ExportInfo
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.parity import OutputParity, meets_budget
 from trtforge.sensitivity import SensitivityInfo
@@ -47,6 +48,15 @@ class KeptFloatEntry(FileModel):
 
     node: str
     reason: str
+
+
+class RemedyEntry(FileModel):
+    """What was done about a node that the builder refused as it was, or that it has no fused kernel for."""
+
+    node: str
+    op: str
+    reason: str
+    remedy: str
 
 
 class WeightStorage(FileModel):
@@ -130,6 +140,25 @@ class PlanInfo(FileModel):
     fused_attention: int
     layers: tuple[PlanLayerEntry, ...]
     unreadable: str | None = None
+
+
+class EngineInfo(FileModel):
+    """How the builder was told to make the engine; see `engine_options.EngineOptions`.
+
+    Attributes:
+        plugins: SHA-256 of each plugin library by its file name; whoever runs the engine has to load them as well.
+        plugin_layers: layers of the network that a plugin computes.
+        workspace: in bytes.
+    """
+
+    plugins: dict[str, str] = pydantic.Field(default_factory=dict)
+    plugin_layers: Annotated[int, pydantic.Field(ge=0)] = 0
+    refit: bool = False
+    strip_weights: bool = False
+    version_compatible: bool = False
+    hardware_compatible: str = "none"
+    optimization_level: int | None = None
+    workspace: int | None = None
 
 
 class RangeInfo(FileModel):
@@ -245,7 +274,10 @@ class Manifest(FileModel):
 
     Attributes:
         inputs_sha256: fingerprint of everything that changes the artifact.
+        engine: how the builder was told to make the engine.
         sensitivity: how nodes that stay float were found; None where INT8 alone met the budget.
+        export: how the ONNX model was made, and how far it is from torch; None where the source is ONNX.
+        remedies: what was done so that the builder took the graph.
         warnings: what the user was told during the build.
         notes: what the graph passes did not do, or did to values.
     """
@@ -256,6 +288,7 @@ class Manifest(FileModel):
     model: ModelInfo
     backend: BackendInfo
     targets: tuple[str, ...]
+    engine: EngineInfo = pydantic.Field(default_factory=EngineInfo)
     precision: PrecisionInfo
     fusion: tuple[FusionEntry, ...]
     near_misses: tuple[NearMissEntry, ...]
@@ -265,7 +298,9 @@ class Manifest(FileModel):
     calibration: CalibrationInfo | None
     parity: ParityInfo
     sensitivity: SensitivityInfo | None = None
+    export: ExportInfo | None = None
     lint: tuple[dict[str, str], ...] = ()
+    remedies: tuple[RemedyEntry, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     files: dict[str, FileInfo]

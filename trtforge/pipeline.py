@@ -11,19 +11,22 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.backends.registry import select_backend
 from trtforge.errors import InputError
+from trtforge.exporting import on_exported
 from trtforge.isolation import Child
 from trtforge.progress import Reporter, ignore
+from trtforge.source import source_name
 from trtforge.spec import BuildSpec, Precision
 from trtforge.staging import check_free, check_not_read, open_staging
-from trtforge.target import check_quantization, rtx_target_from_option
+from trtforge.target import check_quantization
 
 if TYPE_CHECKING:
+    from trtforge.cache.store import StageCache
     from trtforge.graph.lint import Finding
     from trtforge.job import Job
     from trtforge.manifest import Manifest
@@ -83,6 +86,7 @@ class QuantizeResult:
         return self.sensitivity is None or self.sensitivity.met
 
 
+@on_exported
 def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     """Build the artifact of one model.
 
@@ -93,17 +97,18 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     Raises:
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
-    target = rtx_target_from_option(spec.gpu)
-    check_quantization(target, spec.precision.quantization)
     backend = select_backend(spec.backend)
+    target = backend.target(spec.gpu)
+    check_quantization(target, spec.precision.quantization)
+    backend.check(spec.engine_options, target)
     # Leaving in reverse order: a failure ends the worker first, so that the thread that waits for one ends too.
     with open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
-        with backend.start_worker(staging.directory / "build.log") as worker:
+        with backend.start_worker(staging.directory / "build.log") as worker, _open_cache(spec, report) as cache:
             from trtforge.artifact import commit, find_artifact
+            from trtforge.build_job import BuildJob, BuildTools
             from trtforge.describe import build_identity
-            from trtforge.job import BuildTools, Job
 
-            job = Job(spec, report)
+            job = BuildJob(spec, report, cache)
             job.load()
             identity = build_identity(spec, job.loaded, job.inputs, target, backend)
             found = find_artifact(spec.target_directory, identity, spec.force, spec.limits)
@@ -116,6 +121,7 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     return _result(spec, other or manifest, reused=other is not None)
 
 
+@on_exported
 def calibrate(spec: BuildSpec, report: Reporter = ignore, partial: Path | None = None) -> CalibrationTable:
     """The calibration table of a model, from all of its calibration data.
 
@@ -128,19 +134,24 @@ def calibrate(spec: BuildSpec, report: Reporter = ignore, partial: Path | None =
     Raises:
         TrtForgeError: bad input, or not possible here.
     """
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
+    with (
+        tempfile.TemporaryDirectory(prefix="trtforge-") as work,
+        Child(_NATIVE, purpose=_PURPOSE) as child,
+        _open_cache(spec, report) as cache,
+    ):
         from trtforge.graph.native import OnnxNative
         from trtforge.quantization.checkpoint import open_checkpoint
 
-        job = _load_to_quantize(spec, report)
+        job = _load_to_quantize(spec, report, cache)
         _refuse_table(job)
         native = OnnxNative(child)
         with open_checkpoint(partial) if partial else nullcontext() as checkpoint:
-            quantizer, _ = job.calibrate(job.prepare(native), native, Path(work), checkpoint)
+            quantizer = job.quantizer(job.prepare(native), native, Path(work), checkpoint, decides_weights=False)
     assert quantizer is not None
     return quantizer.table
 
 
+@on_exported
 def compare(
     spec: BuildSpec, samples: int = COMPARED_SAMPLES, report: Reporter = ignore, partial: Path | None = None
 ) -> MethodTable:
@@ -156,12 +167,16 @@ def compare(
     Raises:
         TrtForgeError: bad input, or not possible here.
     """
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
+    with (
+        tempfile.TemporaryDirectory(prefix="trtforge-") as work,
+        Child(_NATIVE, purpose=_PURPOSE) as child,
+        _open_cache(spec, report) as cache,
+    ):
         from trtforge.comparison import PRECISION, compare_methods
         from trtforge.graph.native import OnnxNative
         from trtforge.job import Job
 
-        job = Job(dataclasses.replace(spec, precision=PRECISION), report)
+        job = Job(dataclasses.replace(spec, precision=PRECISION), report, cache)
         job.load()
         _refuse_table(job)
         native = OnnxNative(child)
@@ -179,6 +194,7 @@ def compare(
         )
 
 
+@on_exported
 def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> QuantizeResult:
     """Write the graph that a build would hand to the backend, without building it.
 
@@ -194,16 +210,19 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     check_not_read(output, (spec.source, spec.calib, spec.recipe, spec.profile))
     check_free(output, spec.force)
     _check_budget(spec)
-    with tempfile.TemporaryDirectory(prefix="trtforge-") as work, Child(_NATIVE, purpose=_PURPOSE) as child:
+    with (
+        tempfile.TemporaryDirectory(prefix="trtforge-") as work,
+        Child(_NATIVE, purpose=_PURPOSE) as child,
+        _open_cache(spec, report) as cache,
+    ):
         from trtforge import stages
         from trtforge.artifact import write_model
         from trtforge.graph.native import OnnxNative
 
-        job = _load_to_quantize(spec, report)
+        job = _load_to_quantize(spec, report, cache)
         native = OnnxNative(child)
         prepared = job.prepare(native)
-        quantizer, rows = job.calibrate(prepared, native, Path(work))
-        quantizer = job.round_weights(prepared, quantizer, rows)
+        quantizer = job.quantizer(prepared, native, Path(work))
         stored = job.store_weights(prepared, Path(work))
         choice = None
         if quantizer is not None and spec.budget is not None:
@@ -218,13 +237,20 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     return QuantizeResult(output, table, lowered.qdq, findings, None if choice is None else choice.info)
 
 
-def _load_to_quantize(spec: BuildSpec, report: Reporter) -> Job:
+def _open_cache(spec: BuildSpec, report: Reporter) -> AbstractContextManager[StageCache | None]:
+    """The stage cache that the user named; None where there is none."""
+    from trtforge.cache.store import open_cache
+
+    return open_cache(spec.cache, spec.limits.cache_bytes, report)
+
+
+def _load_to_quantize(spec: BuildSpec, report: Reporter, cache: StageCache | None) -> Job:
     """A job that calibrates on all of its data and builds nothing."""
     from trtforge.job import Job
 
     precision = Precision(spec.precision.quantization or "int8", spec.precision.base)
     spec = dataclasses.replace(spec, precision=precision)
-    job = Job(dataclasses.replace(spec, verify="off", metric=None), report)
+    job = Job(dataclasses.replace(spec, verify="off", metric=None), report, cache)
     job.load()
     job.spec = spec
     return job
@@ -240,7 +266,7 @@ def _refuse_table(job: Job) -> None:
         spec = job.spec
         raise InputError(
             f"what was found for {spec.source.name} is a calibration table already",
-            f"it is {spec.calib or f'calibration/{spec.source.stem}.json'}; calibrate needs data",
+            f"it is {spec.calib or f'calibration/{source_name(spec.source)}.json'}; calibrate needs data",
             "give data with --calib",
         )
 
@@ -272,4 +298,5 @@ def _result(spec: BuildSpec, manifest: Manifest, reused: bool) -> BuildResult:
         passed = parity.meets(spec.cosine_budget)
     else:
         passed = spec.verify != "required"
+    passed = passed and (manifest.export is None or manifest.export.passed)
     return BuildResult(spec.target_directory, manifest, reused, passed)

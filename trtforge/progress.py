@@ -16,7 +16,8 @@ class Event:
     Attributes:
         stage: e.g. "calibrate".
         detail: what it is at, e.g. "64 of 256 samples"; empty at the start of a stage.
-        level: "progress", or "notice" or "warning" for what the user is told whatever the display.
+        level: "progress", or "notice" or "warning" for what the user is told whatever the display, or "detail" for a
+            step of the trail that `build --explain` prints.
         done: units of work done so far, of `total`.
         total: units of work of the stage; 0 where it is not known.
     """

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from trtforge.engine_options import DEFAULT_OPTIONS, EngineOptions
 from trtforge.errors import InputError
 from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.source import source_name
+
+if TYPE_CHECKING:
+    from trtforge.export_info import Exported
 
 FloatType = Literal["fp32", "fp16", "bf16"]
 # numpy / ml_dtypes names of the float types.
@@ -127,7 +132,7 @@ class BuildSpec:
     """One build.
 
     Attributes:
-        source: the ONNX file.
+        source: an ONNX file, a `.pt2` program, a Hugging Face folder, or `package.module:function`.
         precision: see `Precision`.
         calib: calibration data (`.npz`, folder, `module:function`) or a calibration table (`.json`);
             None looks for `calibration/<stem>.npz` or `.json`.
@@ -135,15 +140,20 @@ class BuildSpec:
         profile: a YAML file or a shipped name; None looks for `profiles/<stem>.yaml`, then at the data's shapes.
         recipe: a YAML file or a shipped name; None takes the defaults.
         backend: "auto", "tensorrt" or "tensorrt-rtx".
-        gpu: compute capabilities, e.g. "sm_86,sm_89"; None takes the backend's portable default.
+        gpu: compute capabilities, e.g. "sm_86,sm_89"; None takes the backend's portable default, or for TensorRT the
+            GPU of this machine.
         budget: mean cosine to reach, or with a metric its first figure; None takes the precision's default cosine.
         search: where INT8 alone misses the budget, find nodes to leave float so that it is met.
         metric: `module:function(outputs, reference, feeds)` whose figures go into the report.
         verify: "auto" verifies when there is data, "off" never, "required" fails the build without data.
         tf32: let fp32 products use TF32.
+        engine_options: how the builder makes the engine.
         output: the artifact's folder; None is `build/<stem>-<precision>`.
+        cache: folder of a stage cache; None for none.
         force: replace an artifact made from other inputs.
         limits: bounds on untrusted input.
+        trust_remote_code: run the code that a Hugging Face folder brings.
+        exported: the ONNX file made of a source that is none; filled in by the job.
     """
 
     source: Path
@@ -159,9 +169,13 @@ class BuildSpec:
     metric: str | None = None
     verify: Verification = "auto"
     tf32: bool = True
+    engine_options: EngineOptions = DEFAULT_OPTIONS
     output: Path | None = None
+    cache: Path | None = None
     force: bool = False
     limits: Limits = DEFAULT_LIMITS
+    trust_remote_code: bool = False
+    exported: Exported | None = None
 
     def __post_init__(self) -> None:
         for name in ("calib", "eval", "profile", "recipe", "metric"):
@@ -176,7 +190,12 @@ class BuildSpec:
     @property
     def target_directory(self) -> Path:
         """Where the artifact goes."""
-        return self.output or Path("build") / f"{self.source.stem}-{self.precision.name}"
+        return self.output or Path("build") / f"{source_name(self.source)}-{self.precision.name}"
+
+    @property
+    def model_file(self) -> Path:
+        """The ONNX file: the source, or what was exported from it."""
+        return self.source if self.exported is None else self.exported.path
 
     @property
     def budget_metric(self) -> str | None:

@@ -7,7 +7,7 @@ ONNX Runtime's executor are imported by the stages that use them: a plain fp32 b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,23 +16,25 @@ import ml_dtypes  # noqa: F401 - makes bfloat16 a numpy type
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtforge.errors import InputError
+from trtforge.errors import Diagnosis, InputError
 from trtforge.fusion.packed_qkv import PackedQkvReport, pack_qkv
 from trtforge.graph.cost import attention_flops, gemm_flops
 from trtforge.graph.edit import all_nodes, copy_graph
-from trtforge.graph.lint import Finding, fix, lint
+from trtforge.graph.lint import RULES, Finding, fix, lint
 from trtforge.graph.load import LoadedModel, load_model
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import NormaliseReport, normalise
 from trtforge.graph.save import save_model
 from trtforge.graph.shapes import infer_shapes_at
-from trtforge.inputs import CALIBRATION_BATCH, BuildInputs
+from trtforge.graph.specialise import specialise
+from trtforge.inputs import BuildInputs
 from trtforge.limits import Limits
 from trtforge.profile import ProfileSet
+from trtforge.profile_choice import CALIBRATION_BATCH
 from trtforge.progress import Note
 from trtforge.recipe import QuantRecipe
+from trtforge.source import source_kind
 from trtforge.spec import FLOAT_DTYPES, Precision
-from trtforge.textfile import kind_of
 
 if TYPE_CHECKING:
     from trtforge.quantization.cast import CastReport
@@ -45,8 +47,7 @@ if TYPE_CHECKING:
 
 # The prepared fp32 graph in a job's work folder, which calibration and verification both run.
 FP32_NAME = "fp32.onnx"
-# Sources that a later stage of the toolchain exports; named so that the error is of use.
-_OTHER_SOURCES = {".pt2": "a torch.export program", ".pt": "a PyTorch file", ".pth": "a PyTorch file"}
+_KINDS = {"program": "torch.export program", "folder": "folder", "function": "function"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,19 +109,35 @@ def load_source(source: Path, limits: Limits) -> LoadedModel:
     Raises:
         InputError: no ONNX file, or one that breaks a rule of `graph.load`.
     """
-    kind = _OTHER_SOURCES.get(source.suffix)
-    if kind is not None or kind_of(source, "model") == "folder":
+    kind = source_kind(source)
+    if kind != "onnx":
         raise InputError(
-            f"{source} is {kind or 'a folder'}, not an ONNX file",
-            "this version builds from ONNX",
-            "export it first: torch.onnx.export(model, inputs, 'model.onnx', dynamo=True, opset_version=20)",
+            f"{source} is a {_KINDS[kind]}, not an ONNX file",
+            "this command reads ONNX",
+            f"export it first: trtforge export {source} -o model.onnx",
         )
     return load_model(source, limits)
 
 
-def prepare(loaded: LoadedModel, profiles: ProfileSet, precision: Precision, native: OnnxNative) -> Prepared:
-    """Normalise the graph and rewrite the regions that build better in another spelling."""
-    graph, report = normalise(loaded.graph, native=native)
+def normalise_source(loaded: LoadedModel, precision: Precision, native: OnnxNative) -> tuple[gs.Graph, NormaliseReport]:
+    """The normalised graph, for any profile."""
+    # Integers of dynamic quantization need float32; a lower precision starts from the float products they stand for.
+    return normalise(loaded.graph, native=native, operators="exact" if precision.name == "fp32" else "float")
+
+
+def prepare(
+    graph: gs.Graph, report: NormaliseReport, profiles: ProfileSet, precision: Precision, native: OnnxNative
+) -> Prepared:
+    """Fold what the profiles decide, and rewrite the regions that build better in another spelling.
+
+    Args:
+        graph: of `normalise_source`; it is used up.
+        report: likewise.
+        profiles: shape ranges of the engine.
+        precision: of the build.
+        native: a child process to share with other passes.
+    """
+    report = dataclasses.replace(report, notes=report.notes + specialise(graph, profiles, native).notes)
     mended = _mend_quantization(graph)
     fused = pack_qkv(graph) if precision.base != "fp32" or precision.quantization else PackedQkvReport((), ())
     opt = {name: shape.opt for name, shape in profiles.first.inputs.items()}
@@ -133,7 +150,7 @@ def prepare(loaded: LoadedModel, profiles: ProfileSet, precision: Precision, nat
 
 def _mend_quantization(graph: gs.Graph) -> tuple[str, ...]:
     """Mend what a model that arrives quantized has and the builder refuses, in place; what was done, in sentences."""
-    is_quantized = any("Quantize" in node.op or node.op.startswith(("QLinear", "QGemm")) for node in all_nodes(graph))
+    is_quantized = any("uantize" in node.op or node.op.startswith(("QLinear", "QGemm")) for node in all_nodes(graph))
     if not is_quantized or all(finding.severity != "error" for finding in lint(graph)):
         return ()
     return tuple(f"{fixed.rule}: {fixed.what}" for fixed in fix(graph))
@@ -244,6 +261,7 @@ def lower(
     quantizer: Quantizer | None,
     stored: StoredWeights | None = None,
     kept: Mapping[str, str] | None = None,
+    wide: Mapping[str, str] | None = None,
 ) -> Lowered:
     """A copy of the graph in the precision asked for: Q/DQ first, then casts.
 
@@ -253,6 +271,7 @@ def lower(
         quantizer: inserts Q/DQ; None for none.
         stored: the weights of a weight-only build.
         kept: nodes that the quantizer leaves float, and why.
+        wide: nodes that stay float32 in an fp16 or bf16 graph, and why.
 
     Raises:
         InputError: the graph's opset is too low for the format.
@@ -275,7 +294,7 @@ def lower(
 
         raise_small_scales(graph, np.dtype(dtype))
         move_channel_scales(graph, np.dtype(dtype))
-        cast = cast_graph(graph, dtype, observed)
+        cast = cast_graph(graph, dtype, observed, wide)
     return Lowered(graph, qdq, cast)
 
 
@@ -303,12 +322,27 @@ def check_lint(graph: gs.Graph) -> tuple[Finding, ...]:
         InputError: a finding that the builder would refuse; names its node.
     """
     findings = lint(graph)
-    errors = [finding for finding in findings if finding.severity == "error"]
+    _refuse([finding for finding in findings if finding.severity == "error"], graph)
+    return tuple(findings)
+
+
+def check_operators(graph: gs.Graph) -> None:
+    """Refuse operators that no builder has before anything is calibrated, while tensors have the model's own names.
+
+    Raises:
+        InputError: there is one; names its node.
+    """
+    _refuse(list(RULES["missing-op"](graph)), graph)
+
+
+def _refuse(errors: Sequence[Finding], graph: gs.Graph) -> None:
     if errors:
         first = errors[0]
         more = f" (and {len(errors) - 1} more such nodes)" if len(errors) > 1 else ""
-        raise InputError(f"{first.what}{more}", first.why, first.fix)
-    return tuple(findings)
+        refusal = InputError(f"{first.what}{more}", first.why, first.fix)
+        op = next((node.op for node in all_nodes(graph) if node.name == first.node), "")
+        refusal.diagnosis = Diagnosis(first.rule, first.why, first.fix, first.node, op, message=first.what)
+        raise refusal
 
 
 def save_for_onnxruntime(graph: gs.Graph, path: Path) -> bool:

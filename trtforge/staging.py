@@ -82,7 +82,7 @@ def put_in_place(staging: Staging) -> None:
         staging.directory.rename(staging.target)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file of an artifact in one step.
 
     Raises:
@@ -91,8 +91,8 @@ def replace_file(path: Path, text: str) -> None:
     with translate_write_errors(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
             Path(name).chmod(0o644)
             Path(name).replace(path)
         except BaseException:

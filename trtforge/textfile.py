@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -152,6 +153,13 @@ def parse_json(text: str, source: str) -> Any:
         raise InputError(f"{source} is not valid JSON", str(err) or "nested too deep", "correct the file") from err
 
 
+def _given(problem: Mapping[str, object]) -> str:
+    """The value that pydantic complains of, where it is short; our own messages hold it already."""
+    value = problem["input"]
+    is_short = isinstance(value, bool | int | float | str | None) and len(str(value)) <= 40
+    return f", not {value!r}" if is_short and str(problem["msg"]).startswith("Input should be") else ""
+
+
 def validate(model: type[ModelT], value: Any, source: str) -> ModelT:
     """A file's value as a model, with every problem named by its place.
 
@@ -175,7 +183,7 @@ def validate(model: type[ModelT], value: Any, source: str) -> ModelT:
             elif problem["type"] == "missing":
                 problems.append(f"missing key '{place}'")
             else:
-                problems.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}")
+                problems.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}{_given(problem)}")
         raise InputError(
             f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
             "; ".join(problems[:8]),

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from trtforge.data import Batch, Dataset
+from trtforge.batch import Batch
+from trtforge.data import Dataset
 from trtforge.data_checks import LABELS
 from trtforge.errors import InputError, InternalError
 from trtforge.manifest import BatchParity, NodeError
@@ -62,9 +63,12 @@ class Scores:
 
 
 def plan_runs(dataset: Dataset, opt_batch: int, min_batch: int) -> list[Run]:
-    """All samples at the opt batch, and the first few at batch 1 (or the smallest batch that the profile allows)."""
+    """All samples at the opt batch, and the first few at batch 1 (or the smallest batch that the profile allows).
+
+    Feeds that are run whole have one size only, so they run once.
+    """
     runs = [Run(dataset, opt_batch)]
-    if min_batch < opt_batch:
+    if min_batch < opt_batch and not dataset.has_whole_feeds:
         stop = dataset.start + min(len(dataset), max(SMALL_BATCH_SAMPLES, min_batch))
         runs.append(Run(dataset.view(dataset.start, stop), min_batch))
     return runs
@@ -170,6 +174,8 @@ def _score_one(
         samples = 0
         for batch, expected in zip(_with_progress(run, candidate.label, report), spool.read(), strict=True):
             actual = model.run(batch.feeds)
+            if run.batch == 1:
+                expected = _with_lost_axes(expected, actual)
             try:
                 accumulator.add(expected, actual, batch.feeds)
             except (ValueError, KeyError) as err:
@@ -183,6 +189,18 @@ def _score_one(
                 meter.add(batch, actual)
         batches.append(BatchParity(batch=run.batch, samples=samples, outputs=accumulator.result()))
     return Scores(tuple(batches), meter.result(exact))
+
+
+def _with_lost_axes(expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The source's outputs at batch 1 with the axes of size 1 that the candidate kept: a Squeeze without axes removes a
+    batch of 1 as well, and an engine has one rank for all batches.
+    """
+
+    def restore(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        is_longer = new.ndim > old.ndim and np.squeeze(new).shape == np.squeeze(old).shape
+        return old.reshape(new.shape) if is_longer else old
+
+    return {name: restore(array, actual[name]) if name in actual else array for name, array in expected.items()}
 
 
 def _with_progress(run: Run, label: str, report: Callable[[str], None]) -> Iterator[Batch]:
@@ -229,9 +247,9 @@ class _Meter:
     def add(self, batch: Batch, outputs: Mapping[str, np.ndarray]) -> None:
         """Add one batch of a model's outputs."""
         scores = next(iter(outputs.values()))
-        if batch.labels is not None and scores.ndim == 2 and len(scores) == len(batch):
-            self._hits += top1(scores, batch.labels) * len(batch)
-            self._labelled += len(batch)
+        if batch.labels is not None and scores.ndim == 2 and len(scores) == len(batch.labels):
+            self._hits += top1(scores, batch.labels) * len(batch.labels)
+            self._labelled += len(batch.labels)
         if self.function is not None:
             self._outputs.append(outputs)
             self._feeds.append(feeds_and_labels(batch))

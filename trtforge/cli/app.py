@@ -5,6 +5,7 @@ Exit codes: 0 ok; 1 a check failed; 2 bad input or not possible here; 3 an inter
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import io
 import json
@@ -17,7 +18,20 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from trtforge import __version__
-from trtforge.cli import build, calibrate, doctor, inspect, lint, profile, quantize, signals, verify
+from trtforge.cli import (
+    build,
+    cache,
+    calibrate,
+    doctor,
+    export,
+    inspect,
+    lint,
+    profile,
+    quantize,
+    reduce,
+    signals,
+    verify,
+)
 from trtforge.errors import InternalError, TrtForgeError, UnavailableError
 
 _INTERRUPTED = 130
@@ -30,8 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (build, inspect, lint, profile, calibrate, quantize, verify, doctor):
+for module in (build, export, inspect, lint, profile, calibrate, quantize, verify, reduce, doctor):
     app.command(module.NAME)(module.command)
+app.add_typer(cache.app, name=cache.NAME)
 
 
 def _show_version(value: bool) -> None:
@@ -127,7 +142,10 @@ def _report(error: TrtForgeError, as_json: bool) -> int:
     lines += [f"  fix: {error.fix}"] if error.fix else []
     _write(sys.stderr, "\n".join(lines) + "\n")
     if as_json:
-        _print_json_error({"what": error.what, "why": error.why, "fix": error.fix}, error.exit_code)
+        content: dict[str, Any] = {"what": error.what, "why": error.why, "fix": error.fix}
+        if error.diagnosis is not None:
+            content["diagnosis"] = dataclasses.asdict(error.diagnosis)
+        _print_json_error(content, error.exit_code)
     return error.exit_code
 
 

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtforge.cli import engine_options as engine
 from trtforge.cli import options
+from trtforge.cli.explain import explaining, print_trail
 from trtforge.cli.render import format_bytes, plain, print_json, print_table, progress_reporter
 
 if TYPE_CHECKING:
-    from trtforge.manifest import WeightStorage
+    from trtforge.export_info import ExportInfo
+    from trtforge.manifest import Manifest, WeightStorage
     from trtforge.pipeline import BuildResult
 
 NAME = "build"
@@ -47,10 +50,21 @@ def command(
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip the comparison with fp32.")] = False,
     require_verify: Annotated[bool, typer.Option("--require-verify", help="Exit 1 when nothing verified it.")] = False,
     tf32: Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let fp32 products use TF32.")] = True,
+    plugin: engine.Plugin = None,
+    refit: engine.Refit = False,
+    strip_weights: engine.StripWeights = False,
+    version_compatible: engine.VersionCompatible = False,
+    hardware_compatible: engine.HardwareCompatible = "none",
+    optimization_level: engine.OptimizationLevel = None,
+    workspace: engine.Workspace = None,
+    timing_cache: engine.TimingCache = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: build/<model>-<precision>.")
     ] = None,
+    cache: options.Cache = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print what each stage did and why, on stderr.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact made from other inputs.")] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     limit: options.LimitOption = None,
     as_json: options.AsJson = False,
 ) -> int:
@@ -73,12 +87,26 @@ def command(
         metric=metric,
         verify=verify_from_options(no_verify, require_verify),
         tf32=tf32,
+        engine_options=engine.engine_options(
+            plugin,
+            refit,
+            strip_weights,
+            version_compatible,
+            hardware_compatible,
+            optimization_level,
+            workspace,
+            timing_cache,
+        ),
         output=output,
+        cache=cache,
         force=force,
+        trust_remote_code=trust_remote_code,
         limits=DEFAULT_LIMITS.override(limit or ()),
     )
     with progress_reporter() as report:
-        result = build(spec, report)
+        result = build(spec, explaining(report) if explain else report)
+    if explain and (result.reused or "artifact" in from_cache(result.manifest)):
+        print_trail(result.manifest)
     if as_json:
         print_json(
             {"artifact": str(result.directory), "reused": result.reused, **result.manifest.model_dump(mode="json")}
@@ -100,6 +128,7 @@ def print_summary(result: BuildResult) -> None:
         verdict = "passed" if result.passed else "FAILED"
     sys.stdout.write(f"{plain(str(result.directory))}{'  (up to date)' if result.reused else ''}\n")
     rows = [
+        *([] if m.export is None else [("exported", describe_export(m.export))]),
         ("engine", f"{format_bytes(m.files['model.engine'].bytes)} for {', '.join(m.targets)}"),
         ("builder", f"{m.backend.name} {m.backend.version}"),
         ("precision", f"{m.precision.requested}; GEMM FLOPs {_shares(m.precision.gemm_flops_fraction)}"),
@@ -118,8 +147,22 @@ def print_summary(result: BuildResult) -> None:
     for node in parity.worst_nodes:
         shown = "not finite" if node.sqnr_db is None else f"{node.sqnr_db:.1f} dB"
         rows.append(("", f"worst node {node.node}: {shown}"))
+    if taken := from_cache(m):
+        rows.append(("cache", f"{', '.join(taken)} from an earlier build"))
     rows.append(("time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in m.timings_s.items())))
     print_table(rows)
+
+
+def from_cache(manifest: Manifest) -> list[str]:
+    """The stages whose results came from the stage cache."""
+    cache = manifest.environment.get("cache", {})
+    return list(cache.get("reused", ())) if isinstance(cache, dict) else []
+
+
+def describe_export(info: ExportInfo) -> str:
+    """`BertModel by torch 2.13.0, opset 23; equal to torch at 2 shapes`."""
+    verdict = f"equal to torch in {len(info.runs)} runs" if info.passed else "DIFFERS from torch"
+    return f"{info.architecture} by {info.exporter}, opset {info.opset}; {verdict}"
 
 
 def describe_storage(name: str, entry: WeightStorage) -> str:

@@ -59,7 +59,9 @@ def command(
             help="Default: build/<model>-calibration.json, with --compare build/<model>-methods.json and .html.",
         ),
     ] = None,
+    cache: options.Cache = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing table.")] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     limit: options.LimitOption = None,
     as_json: options.AsJson = False,
 ) -> int:
@@ -69,6 +71,7 @@ def command(
     """
     from trtforge.errors import InputError
     from trtforge.limits import DEFAULT_LIMITS
+    from trtforge.source import source_name
     from trtforge.spec import BuildSpec, Precision
 
     spec = BuildSpec(
@@ -79,10 +82,12 @@ def command(
         metric=metric,
         recipe=recipe,
         profile=profile,
+        cache=cache,
+        trust_remote_code=trust_remote_code,
         limits=DEFAULT_LIMITS.override(limit or ()),
     )
     if compare:
-        path = output or Path("build") / f"{source.stem}-methods.json"
+        path = output or Path("build") / f"{source_name(source)}-methods.json"
         return _compare(spec, samples, path, force, as_json)
     for option, value in (("--eval", eval_data), ("--metric", metric), ("--samples", samples)):
         if value is not None:
@@ -91,7 +96,7 @@ def command(
                 "calibrate chooses ranges and does not run a quantized model",
                 "give --compare as well, or leave it out",
             )
-    return _calibrate(spec, output or Path("build") / f"{source.stem}-calibration.json", force, as_json)
+    return _calibrate(spec, output or Path("build") / f"{source_name(source)}-calibration.json", force, as_json)
 
 
 def _calibrate(spec: BuildSpec, path: Path, force: bool, as_json: bool) -> int:

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="The model: an .onnx file.", show_default=False)]
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="The model: an .onnx file, a .pt2 program, a Hugging Face folder, or module:function.",
+        show_default=False,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that a Hugging Face folder brings.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 LimitOption = Annotated[
     list[str] | None,
@@ -27,6 +37,12 @@ ProfileOption = Annotated[
         "--profile",
         metavar="FILE",
         help="Optimisation profiles (YAML). Default: profiles/<model>.yaml, else the data's shapes.",
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Keep the results of the stages in this folder, and take from it what is known already."
     ),
 ]
 Recipe = Annotated[

@@ -34,18 +34,21 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: build/<model>-<precision>.onnx.")
     ] = None,
+    cache: options.Cache = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     limit: options.LimitOption = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Quantize by TensorRT's rules and write the ONNX file that a build would use; to INT8 unless told otherwise."""
     from trtforge.limits import DEFAULT_LIMITS
     from trtforge.pipeline import quantize
+    from trtforge.source import source_name
     from trtforge.spec import BuildSpec, precision_from_options
 
     is_int8 = int8 or not (fp8 or int4 or int8_weights)
     precision = precision_from_options(is_int8, fp16, bf16, fp32, fp8=fp8, int4=int4, int8_weights=int8_weights)
-    path = output or Path("build") / f"{source.stem}-{precision.name}.onnx"
+    path = output or Path("build") / f"{source_name(source)}-{precision.name}.onnx"
     spec = BuildSpec(
         source=source,
         precision=precision,
@@ -54,7 +57,9 @@ def command(
         profile=profile,
         budget=budget,
         metric=metric,
+        cache=cache,
         force=force,
+        trust_remote_code=trust_remote_code,
         limits=DEFAULT_LIMITS.override(limit or ()),
     )
     with progress_reporter() as report:

@@ -51,8 +51,8 @@ def progress_reporter() -> Iterator[Callable[[Event], None]]:
 
 
 def message(event: Event) -> str:
-    """The line of a warning or notice; empty for mere progress."""
-    if event.level == "progress":
+    """The line of a warning or notice; empty for mere progress, and for details that nobody asked for."""
+    if event.level in ("progress", "detail"):
         return ""
     return f"{'warning' if event.level == 'warning' else event.stage}: {plain(event.detail)}"
 

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from trtforge.data import Batch, Dataset
+from trtforge.batch import Batch
+from trtforge.data import Dataset
 from trtforge.errors import InputError
-from trtforge.inputs import CALIBRATION_BATCH, BatchRange
+from trtforge.inputs import BatchRange
 from trtforge.mixed.judge import Judge
 from trtforge.mixed.measure import Probe, Sensitivity
 from trtforge.mixed.story import Measured, tell
 from trtforge.mixed.task import Task
+from trtforge.profile_choice import CALIBRATION_BATCH
 from trtforge.quantization.regions import Region, Sites, find_needs, find_regions, find_sites
 from trtforge.quantization.search import search
 from trtforge.reference import ReferenceModel

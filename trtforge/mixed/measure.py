@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtforge.data import Batch
+from trtforge.batch import Batch
 from trtforge.graph.save import save_model
 from trtforge.parity import MASK_INPUT, OutputParity, ParityAccumulator
 from trtforge.quantization.bfloat16 import emulate_bfloat16, uses_bfloat16

@@ -100,7 +100,7 @@ def observe_model(
         for index, batch in enumerate(work.dataset.batches(work.batch_size)):
             if index < batches_done:
                 continue
-            model.call("observe", {}, batch.feeds)
+            model.call("observe", {"samples": len(batch)}, batch.feeds)
             done += len(batch)
             note(f"{done} of {total} samples", done, total)
             if checkpoint is not None and checkpoint.is_due:

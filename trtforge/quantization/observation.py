@@ -51,12 +51,13 @@ class Observation:
         sampled = [name for name, axis in self.channel_axes.items() if keep_rows and axis is not None]
         self.rows = {name: RowSampler(row_bytes) for name in sampled}
 
-    def update(self, feeds: Arrays, taps: Arrays) -> None:
+    def update(self, feeds: Arrays, taps: Arrays, samples: int | None = None) -> None:
         """Observe one batch.
 
         Args:
-            feeds: the model's inputs by name, first axis = samples.
+            feeds: the model's inputs by name.
             taps: the tapped activations by tensor name; shapes may differ between batches.
+            samples: in this batch; by default as many as the first input has rows.
         """
         mask = None if self.mask is None else feeds[self.mask] != 0
         for name, axis in self.channel_axes.items():
@@ -67,7 +68,7 @@ class Observation:
             self.observers[name].update(array)
             if axis is not None and name in self.rows:
                 self.rows[name].update(array, axis)
-        self.samples += len(next(iter(feeds.values())))
+        self.samples += len(next(iter(feeds.values()))) if samples is None else samples
         self.batches += 1
 
     def sampled_rows(self) -> dict[str, Rows]:

@@ -23,9 +23,10 @@ def _handle_start(meta: Meta, arrays: Arrays, _: Callable[[Meta], None]) -> tupl
     return {}, {}
 
 
-def _handle_observe(_: Meta, arrays: Arrays, progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
+def _handle_observe(meta: Meta, arrays: Arrays, progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
     names = list(_observation.channel_axes)
-    _observation.update(arrays, reference.SERVICE["run"]({"outputs": names}, arrays, progress)[1])
+    taps = reference.SERVICE["run"]({"outputs": names}, arrays, progress)[1]
+    _observation.update(arrays, taps, meta["samples"])
     return {}, {}
 
 

@@ -80,7 +80,7 @@ def choose_weights(
     Raises:
         InputError: a weight holds NaN or infinity.
     """
-    layout = WeightLayout(number_format, INT4_BLOCK if number_format is INT4 else None, np.dtype(scale_dtype))
+    layout = weight_layout(number_format, scale_dtype)
     values = {node.name: node.inputs[1].values for node in graph.nodes if node.op in GEMM_OPS and _has_weight(node)}
     reasons = {site.node: _reason_to_keep(site, values[site.node], layout) for site in placement.weights}
     placement = placement.without({node: reason for node, reason in reasons.items() if reason is not None})
@@ -97,6 +97,11 @@ def choose_weights(
         note(f"{index + 1} of {len(groups)} groups of weights", index + 1, len(groups))
     has_rows = any(len(found) for found in rows.values())
     return StoredWeights(placement, layout, weights, factors, _notes(number_format, has_rows, len(factors)))
+
+
+def weight_layout(number_format: NumberFormat, scale_dtype: npt.DTypeLike) -> WeightLayout:
+    """How the weights of a format are stored: INT4 in blocks, INT8 by output channel."""
+    return WeightLayout(number_format, INT4_BLOCK if number_format is INT4 else None, np.dtype(scale_dtype))
 
 
 def _has_weight(node: gs.Node) -> bool:

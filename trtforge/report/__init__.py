@@ -58,6 +58,7 @@ def render_report(manifest: Manifest, table: CalibrationTable | None) -> str:
         summary.header(manifest),
         summary.key_figures(manifest),
         summary.warnings(manifest),
+        summary.remedies(manifest),
         el("nav", *links),
         *sections.values(),
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtforge.manifest import Manifest, PlanInfo, ProfileInfo, RangeInfo
+from trtforge.manifest import EngineInfo, Manifest, PlanInfo, ProfileInfo, RangeInfo
 from trtforge.report import figures
 from trtforge.report.markup import (
     NOTHING,
@@ -101,8 +101,16 @@ def provenance(manifest: Manifest) -> Html:
         "provenance",
         "Fingerprints and environment",
         block("Fingerprints", hashes),
+        block("Engine options", _engine_options(manifest.engine)),
         block("Environment", table([Column("What"), Column("Value", "name")], environment)),
     )
+
+
+def _engine_options(info: EngineInfo) -> Html:
+    """The options that are not at their default; nothing where all are."""
+    changed = info.model_dump(mode="json", exclude_defaults=True)
+    rows = [[code(name), code(value)] for name, value in _flat(changed)]
+    return table([Column("Option"), Column("Value", "name")], rows) if rows else NOTHING
 
 
 def _profiles(profiles: tuple[ProfileInfo, ...]) -> Html:

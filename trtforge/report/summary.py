@@ -98,6 +98,15 @@ def warnings(manifest: Manifest) -> Html:
     return el("aside", el("strong", title), el("ul", *items), class_="warnings")
 
 
+def remedies(manifest: Manifest) -> Html:
+    """What was done about nodes that the builder refused, or has no fused kernel for."""
+    if not manifest.remedies:
+        return NOTHING
+    items = (el("li", el("code", e.node), f" ({e.op}): {e.reason}; {e.remedy}") for e in manifest.remedies)
+    title = f"{figures.count(len(manifest.remedies), 'node')} not taken as written"
+    return el("aside", el("strong", title), el("ul", *items), class_="warnings")
+
+
 def key_figures(manifest: Manifest) -> Html:
     """The figures that decide whether to read on."""
     cards = [*_accuracy_cards(manifest.parity), *_size_cards(manifest), *_plan_cards(manifest)]

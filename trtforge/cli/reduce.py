@@ -1,0 +1,101 @@
+"""`trtforge reduce`: the smallest part of a model that does not build."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtforge.cli import options
+from trtforge.cli.render import plain, print_json, progress_reporter
+
+if TYPE_CHECKING:
+    from trtforge.reducing import Reduced
+
+NAME = "reduce"
+# Nodes that are listed by name.
+_MAX_SHOWN = 10
+
+
+def command(
+    source: options.Source,
+    int8: options.Int8 = False,
+    fp8: options.Fp8 = False,
+    int4: options.Int4 = False,
+    int8_weights: options.Int8Weights = False,
+    fp16: options.Fp16 = False,
+    bf16: options.Bf16 = False,
+    fp32: options.Fp32 = False,
+    calib: options.Calib = None,
+    profile: options.ProfileOption = None,
+    recipe: options.Recipe = None,
+    backend: Annotated[str, typer.Option(metavar="NAME", help="auto, tensorrt or tensorrt-rtx.")] = "auto",
+    gpu: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Compute capabilities, e.g. sm_86,sm_89. Default: portable.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: build/<model>-reduced.onnx.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    limit: options.LimitOption = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Cut a model that does not build to the smallest part that fails the same way; takes the options of the build."""
+    from trtforge.limits import DEFAULT_LIMITS
+    from trtforge.reducing import reduce_model
+    from trtforge.source import source_name
+    from trtforge.spec import BuildSpec, precision_from_options
+
+    spec = BuildSpec(
+        source=source,
+        precision=precision_from_options(int8, fp16, bf16, fp32, fp8=fp8, int4=int4, int8_weights=int8_weights),
+        calib=calib,
+        profile=profile,
+        recipe=recipe,
+        backend=backend,
+        gpu=gpu,
+        force=force,
+        limits=DEFAULT_LIMITS.override(limit or ()),
+    )
+    with progress_reporter() as report:
+        found = reduce_model(spec, output or Path("build") / f"{source_name(source)}-reduced.onnx", report)
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _print_part(found)
+    return 0
+
+
+def _as_json(found: Reduced) -> dict[str, Any]:
+    error, diagnosis = found.error, found.error.diagnosis
+    return {
+        "model": str(found.model),
+        "nodes": list(found.nodes),
+        "num_nodes": found.num_nodes,
+        "is_smallest": found.is_smallest,
+        "trials": found.trials,
+        "profile": found.profiles,
+        "error": {"what": error.what, "why": error.why, "fix": error.fix},
+        "diagnosis": None if diagnosis is None else dataclasses.asdict(diagnosis),
+    }
+
+
+def _print_part(found: Reduced) -> None:
+    error = found.error
+    more = "" if found.is_smallest else "; the search ended before it was the smallest"
+    lines = [
+        plain(str(found.model)),
+        f"  {len(found.nodes)} of {found.num_nodes} nodes, after {found.trials} trials{more}",
+        *(f"    {plain(name)}" for name in found.nodes[:_MAX_SHOWN]),
+        *(["    ..."] if len(found.nodes) > _MAX_SHOWN else []),
+        f"  it fails like the whole: {plain(error.what)}",
+        f"    why: {plain(error.why)}",
+        # What an unknown failure is told to do has just been done.
+        *([] if "trtforge reduce" in error.fix else [f"    fix: {plain(error.fix)}"]),
+        "  with this profile:",
+        *(f"    {line}" for line in found.profiles.splitlines()),
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -29,7 +29,8 @@ from fuzz_mutations import mutate
 from trtforge.cli.app import run
 
 TIMEOUT_S = 120
-INPUTS = {"model.onnx", "model.data", "profile.yaml", "data.npz"}
+# What may lie in the folder whatever the exit code; a cache keeps the stages that went well.
+INPUTS = {"cache", "model.onnx", "model.data", "profile.yaml", "data.npz"}
 BUILD = ["build", "model.onnx", "--profile", "profile.yaml", "-o", "out"]
 COMMANDS: tuple[list[str], ...] = (
     ["inspect", "model.onnx"],
@@ -42,10 +43,13 @@ COMMANDS: tuple[list[str], ...] = (
     [*BUILD, "--fp16", "--calib", "data.npz"],
     [*BUILD, "--no-verify"],
     [*BUILD, "--int8", "--calib", "data.npz", "--no-verify"],
+    [*BUILD, "--fp16", "--explain", "--cache", "cache"],
+    ["reduce", "model.onnx", "--fp16", "--profile", "profile.yaml", "-o", "out"],
+    ["profile", "model.onnx", "--data", "data.npz", "--buckets", "2"],
     ["quantize", "model.onnx", "--profile", "profile.yaml", "--calib", "data.npz", "-o", "out"],
 )
 # Commands that read the damaged file take the larger share.
-READERS = {"profile.yaml": COMMANDS[5:], "data.npz": (COMMANDS[4], *COMMANDS[7:8], *COMMANDS[9:])}
+READERS = {name: tuple(command for command in COMMANDS if name in command) for name in ("profile.yaml", "data.npz")}
 
 
 class HangError(Exception):

@@ -6,7 +6,7 @@ import pytest
 from graph_models import graph_of
 from lint_build import RtxBuild
 
-from trtforge.errors import TrtForgeError
+from trtforge.errors import InputError, TrtForgeError
 from trtforge.graph.lint import lint
 from trtforge.graph.normalise import normalise
 
@@ -60,3 +60,16 @@ def test_control_flow_that_stays_is_built(rtx_build: RtxBuild, body: str) -> Non
     assert any(node.op in ("If", "Loop", "Scan") for node in graph.nodes)
     assert lint(graph) == []
     rtx_build(graph)
+
+
+@pytest.mark.parametrize("missing", ["then_branch", "else_branch", "inputs"])
+def test_a_damaged_conditional_is_left_to_normalisation(missing: str) -> None:
+    graph = graph_of(SQUEEZE)
+    node = next(node for node in graph.nodes if node.op == "If")
+    if missing == "inputs":
+        node.inputs.clear()
+    else:
+        del node.attrs[missing]
+    assert [finding for finding in lint(graph) if finding.rule == "branch-ranks"] == []
+    with pytest.raises(InputError, match="lacks"):
+        normalise(graph)

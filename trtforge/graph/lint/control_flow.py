@@ -17,9 +17,7 @@ _MAX_NAMED = 4
 
 def branch_ranks(graph: gs.Graph) -> Iterator[Finding]:
     """Both branches of an If that only the run decides have results of one rank."""
-    for node in all_nodes(graph):
-        if node.op != "If" or not is_onnx_op(node):
-            continue
+    for node in _nodes_with(graph, "If", "then_branch", "else_branch"):
         branches = [node.attrs["then_branch"].outputs, node.attrs["else_branch"].outputs]
         for output, first, second in zip(node.outputs, *branches, strict=False):
             ranks = [None if tensor.shape is None else len(tensor.shape) for tensor in (first, second)]
@@ -51,9 +49,7 @@ def sequences(graph: gs.Graph) -> Iterator[Finding]:
 
 def loop_values(graph: gs.Graph) -> Iterator[Finding]:
     """What a loop hands from trip to trip keeps its rank and its static sizes."""
-    for node in all_nodes(graph):
-        if node.op != "Loop" or not is_onnx_op(node):
-            continue
+    for node in _nodes_with(graph, "Loop", "body"):
         body = node.attrs["body"]
         for given, result in zip(node.inputs[2:], body.outputs[1:], strict=False):
             if given.shape is None or result.shape is None or _may_be_equal(given.shape, result.shape):
@@ -71,9 +67,8 @@ def loop_values(graph: gs.Graph) -> Iterator[Finding]:
 
 def loop_limit(graph: gs.Graph) -> Iterator[Finding]:
     """A loop that stacks results of its trips has a trip count."""
-    for node in all_nodes(graph):
-        is_loop = node.op == "Loop" and is_onnx_op(node)
-        if is_loop and not node.inputs[0].name and len(node.outputs) > max(0, len(node.inputs) - 2):
+    for node in _nodes_with(graph, "Loop", "body"):
+        if not node.inputs[0].name and len(node.outputs) > max(0, len(node.inputs) - 2):
             yield Finding(
                 "loop-limit",
                 node.name,
@@ -82,6 +77,14 @@ def loop_limit(graph: gs.Graph) -> Iterator[Finding]:
                 "export the loop with the largest number of trips",
                 "error",
             )
+
+
+def _nodes_with(graph: gs.Graph, op: str, *bodies: str) -> Iterator[gs.Node]:
+    """Nodes of an operator that have its bodies and an input; a file that was not normalised may lack them."""
+    for node in all_nodes(graph):
+        is_whole = node.inputs and all(isinstance(node.attrs.get(name), gs.Graph) for name in bodies)
+        if node.op == op and is_onnx_op(node) and is_whole:
+            yield node
 
 
 def _may_be_equal(first: list[object], second: list[object]) -> bool:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_checks import Watch
 from support import save_onnx
 
 from trtforge.tensor import TensorSpec
@@ -29,3 +31,15 @@ def mlp(tmp_path: Path) -> Path:
 def x_spec() -> tuple[TensorSpec, ...]:
     """The input of `mlp`."""
     return (TensorSpec("x", "float32", ("batch", 4)),)
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Watch:
+    """A working directory and a temporary folder, both empty."""
+    folder, temporary = tmp_path / "here", tmp_path / "tmp"
+    folder.mkdir()
+    temporary.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return Watch(folder, temporary, capsys)

@@ -172,6 +172,67 @@ def test_scalar_outputs_and_outputs_without_a_batch_axis_are_one_sample() -> Non
     assert result.cosine == result.cosine_min == pytest.approx(0.0)
 
 
+def single(*values: float) -> np.ndarray:
+    return np.array(values, np.float32).reshape(-1, 1)
+
+
+def test_single_values_of_one_sign_can_fail() -> None:
+    r = single(0.1, 0.9, 0.2, 0.8)
+    assert compare(r, single(0.5, 0.5, 0.5, 0.5)).cosine == pytest.approx(0.5)
+    assert compare(r, single(0.9, 0.1, 0.8, 0.2)).cosine == pytest.approx(-1.0)
+    assert compare(r[:, 0], single(0.5, 0.5, 0.5, 0.5)[:, 0]).cosine == pytest.approx(0.5)
+    assert compare(r, r.copy()).cosine == compare(r, r.copy()).cosine_min == 1.0
+
+
+def test_single_values_score_as_their_definition_says() -> None:
+    random = np.random.default_rng(3)
+    r = random.normal(5.0, 2.0, (50, 1))
+    c = r + 0.1 * random.normal(size=r.shape)
+    result = compare(r, c)
+    assert result.cosine == pytest.approx(1 - ((r - c) ** 2).mean() / (2 * r.var()))
+    assert result.cosine_min == pytest.approx(1 - ((r - c) ** 2).max() / (2 * r.var()))
+    centred_r, centred_c = (x[:, 0] - r.mean() for x in (r, c))
+    pearson = centred_r @ centred_c / np.linalg.norm(centred_r) / np.linalg.norm(centred_c)
+    assert result.cosine == pytest.approx(pearson, abs=1e-4)
+
+
+def test_single_values_that_hardly_vary_are_judged_by_a_tenth_of_their_mean() -> None:
+    one_percent = compare(single(0.99, 0.99), single(0.98, 0.98))
+    assert one_percent.cosine == pytest.approx(1 - (0.01 / 0.099) ** 2 / 2, abs=1e-5)
+    assert compare(single(290.0, 290.5), single(310.0, 310.5)).cosine < 0.97
+    assert compare(single(-2.0), single(-2.1)).cosine == pytest.approx(1 - 0.5**2 / 2, abs=1e-5)
+    assert compare(single(-2.0), single(2.0)).cosine == -1.0
+
+
+def test_single_values_without_any_spread_prove_nothing_unless_they_are_equal() -> None:
+    assert compare(single(0.0, 0.0), single(0.0, 0.0)).cosine == 1.0
+    assert compare(single(0.0, 0.0), single(0.0, 1e-3)).cosine == 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert compare(np.array([[1e200], [-1e200]]), np.array([[0.0], [1.0]])).cosine <= 0.0
+
+
+def test_single_values_do_not_depend_on_how_samples_are_batched() -> None:
+    r, c = single(0.1, 0.5, 0.9), single(0.2, 0.5, 0.7)
+    split = ParityAccumulator()
+    for rows in (slice(0, 1), slice(1, 3)):
+        split.add({"y": r[rows]}, {"y": c[rows]}, {"x": r[rows]})
+    assert split.result()["y"] == compare(r, c)
+
+
+def test_single_values_that_are_not_finite() -> None:
+    r, c = single(0.1, 0.9, np.nan), single(0.1, np.inf, 0.5)
+    assert compare(r, c).nan
+    assert compare(r, c).cosine < 0.0
+    assert compare(single(np.nan), single(1.0)).cosine == 0.0
+
+
+def test_an_output_that_sometimes_has_one_element_keeps_the_cosine() -> None:
+    accumulator = ParityAccumulator()
+    for size in (1, 2):
+        accumulator.add({"y": np.ones((1, size))}, {"y": np.full((1, size), 2.0)}, {"x": np.zeros((1, size))})
+    assert accumulator.result()["y"].cosine == pytest.approx(1.0)
+
+
 def test_scalar_inputs_do_not_count_as_the_batch() -> None:
     r, c = np.array([[1.0], [1.0]]), np.array([[1.0], [-1.0]])
     assert compare(r, c, {"scale": np.array(3.0), "x": np.zeros((2, 1))}).cosine_min == -1.0

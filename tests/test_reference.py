@@ -174,7 +174,7 @@ def test_a_cuda_provider_that_does_not_start_is_given_up_with_its_reason(
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(reference, "_session", None)
     monkeypatch.chdir(mlp.parent)
-    request = {"path": str(mlp), "taps": [], "as_written": False, "use_gpu": True}
+    request = {"path": str(mlp), "taps": [], "as_written": False, "use_gpu": True, "exact_integers": False}
     answer, _ = reference.SERVICE["load"](request, {}, lambda _: None)
     assert answer["provider"] == CPU
     assert answer["gpu_failure"]
@@ -197,3 +197,37 @@ def test_graphs_as_written_never_ask_for_a_gpu(mlp: Path, monkeypatch: pytest.Mo
     with ReferenceModel(mlp, as_written=True, use_gpu=True) as model:
         model.load(mlp)
     assert [request["use_gpu"] for request in requests] == [False, False]
+
+
+def test_exact_integers_do_not_saturate(tmp_path: Path) -> None:
+    """Pairs of products add up to 64770, beyond the 16 bits in which CPUs without VNNI add them."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        """g (float[b, 64] x) => (int32[b, 8] y) {
+            q, s, z = DynamicQuantizeLinear(x)
+            y = MatMulInteger(q, w, z)
+        }""",
+        w=np.full((64, 8), 127, np.int8),
+    )
+    x = np.ones((2, 64), np.float32)
+    with ReferenceModel(path, as_written=True, exact_integers=True) as model:
+        assert (model.run({"x": x})["y"] == 64 * 255 * 127).all()
+
+
+def test_exact_integers_that_cannot_be_had_are_done_without(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+
+    class Refuser:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def call(self, _: str, meta: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+            loads.append(meta["exact_integers"])
+            if meta["exact_integers"]:
+                raise InputError("refused", "no such kernel", "none")
+            return {"outputs": ["scores"], "provider": CPU, "version": "", "gpu_failure": ""}, {}
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(reference, "Child", Refuser)
+    with ReferenceModel(mlp, as_written=True, exact_integers=True):
+        assert loads == [True, False]

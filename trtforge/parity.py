@@ -2,6 +2,9 @@
 
 Per sample, over the flattened output: cosine = <r, c> / (|r| |c|).
 Over all samples: SQNR = 10 log10(sum r^2 / sum (r - c)^2).
+Of an output with one element per sample (a probability) that cosine knows the sign alone. There a sample scores
+1 - (r - c)^2 / (2 s^2), -1 at least, where s is the standard deviation of r over all samples, or a tenth of |mean of r|
+where that is more: unit vectors at a distance d have the cosine 1 - d^2 / 2. The mean is of the squared errors.
 Positions where `attention_mask` is 0 are left out of outputs shaped [batch, sequence, ...]. Integer and bool outputs
 use the share of equal elements in the place of the cosine. Positions where the reference itself is not finite are
 left out. A sample of which that leaves nothing counts for nothing; where none is left, the cosine is 0: nothing was
@@ -19,14 +22,16 @@ import numpy as np
 from trtforge.textfile import FileModel
 
 MASK_INPUT = "attention_mask"
+# Least spread of single values, as a share of their mean: data that hardly vary are no measure of an error.
+_LEAST_SPREAD = 0.1
 
 
 class OutputParity(FileModel):
     """Figures of one output.
 
     Attributes:
-        cosine: mean over samples.
-        cosine_min: the worst sample.
+        cosine: mean over samples; the score of single values where every sample has one element.
+        cosine_min: the worst sample's.
         sqnr_db: signal to quantization-noise ratio in dB; None when the outputs are equal or not floating point.
         max_abs_error: largest absolute difference.
         nan: the candidate has NaN or Inf where the reference has none.
@@ -37,6 +42,41 @@ class OutputParity(FileModel):
     sqnr_db: float | None
     max_abs_error: float
     nan: bool
+
+
+class _SingleValues:
+    """Sums over pairs of single values; Welford's update of mean and variance."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self.squares = 0.0
+        self.noise = 0.0
+        self.worst = 0.0
+
+    def add(self, reference: float, candidate: float) -> None:
+        self.count += 1
+        step = reference - self.mean
+        self.mean += step / self.count
+        self.squares += step * (reference - self.mean)
+        error = abs(reference - candidate)
+        self.noise += error * error
+        self.worst = max(self.worst, error)
+
+    def scores(self) -> tuple[float, float]:
+        """The mean and the worst sample's score, from -1 to 1; 0 where there is no spread to measure an error by."""
+        if self.worst == 0:
+            return 1.0, 1.0
+        spread = max(math.sqrt(self.squares / self.count), _LEAST_SPREAD * abs(self.mean))
+        if not 0 < spread < math.inf:
+            return 0.0, 0.0
+        mean_error = math.sqrt(self.noise / self.count)
+        return _score(mean_error / spread), _score(self.worst / spread)
+
+
+def _score(distance: float) -> float:
+    """The cosine of two unit vectors at a distance."""
+    return max(-1.0, 1.0 - min(distance, 2.0) ** 2 / 2.0)
 
 
 class _OutputState:
@@ -50,9 +90,12 @@ class _OutputState:
         self.noise = 0.0
         self.max_abs_error = 0.0
         self.nan = False
+        self.singles: _SingleValues | None = _SingleValues()
 
     def add_sample(self, reference: np.ndarray, candidate: np.ndarray) -> None:
         """Add one sample; both flat and of one size."""
+        if reference.size != 1 or reference.dtype.kind in "iub":
+            self.singles = None
         if reference.dtype.kind in "iub":
             equal = float(np.mean(reference == candidate)) if reference.size else 1.0
             self._add_cosine(equal)
@@ -71,6 +114,8 @@ class _OutputState:
             self.nan = True
             c = np.where(finite, c, 0.0)
         self._add_cosine(_cosine(r, c))
+        if self.singles is not None:
+            self.singles.add(float(r[0]), float(c[0]))
         self.signal += float(r @ r)
         self.noise += float((r - c) @ (r - c))
         self.max_abs_error = max(self.max_abs_error, float(np.abs(r - c).max(initial=0.0)))
@@ -82,9 +127,12 @@ class _OutputState:
 
     def result(self) -> OutputParity:
         is_known = 0 < self.noise < math.inf and 0 < self.signal < math.inf
+        mean, worst = (self.cosine_sum / self.samples, self.cosine_min) if self.samples else (0.0, 0.0)
+        if self.samples and self.singles is not None:
+            mean, worst = self.singles.scores()
         return OutputParity(
-            cosine=self.cosine_sum / self.samples if self.samples else 0.0,
-            cosine_min=self.cosine_min if self.samples else 0.0,
+            cosine=mean,
+            cosine_min=worst,
             sqnr_db=10.0 * math.log10(self.signal / self.noise) if is_known else None,
             max_abs_error=min(self.max_abs_error, sys.float_info.max),
             nan=self.nan,

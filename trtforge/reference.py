@@ -31,6 +31,8 @@ class ReferenceModel:
         path: the ONNX file; its external data is read from beside it.
         taps: names of inner tensors to return as well.
         as_written: switch graph optimisation off.
+        exact_integers: run dynamically quantized products without the saturation of some CPUs (unsigned_weights.py);
+            not with taps.
         use_gpu: run on the GPU where ONNX Runtime has its CUDA provider and can start it; never `as_written`.
         service: what the child serves; `SERVICE` and whatever the caller adds to it.
 
@@ -51,17 +53,20 @@ class ReferenceModel:
         *,
         taps: Sequence[str] = (),
         as_written: bool = False,
+        exact_integers: bool = False,
         use_gpu: bool = False,
         service: str = _SERVICE,
     ) -> None:
         request = {"path": str(path.absolute()), "taps": list(taps), "as_written": as_written}
         request["use_gpu"] = use_gpu and not as_written
+        request["exact_integers"] = exact_integers
         self._service = service
         self._take(*_load(None, service, request))
 
     def load(self, path: Path, *, as_written: bool = False) -> None:
         """Put another model in the place of this one, in the same process while that lives; raises as above."""
         request = {"path": str(path.absolute()), "taps": [], "as_written": as_written, "use_gpu": False}
+        request["exact_integers"] = False
         self._take(*_load(self._child, self._service, request))
 
     def _take(self, child: Child, loaded: Meta) -> None:
@@ -106,6 +111,8 @@ def _load(child: Child | None, service: str, request: Meta) -> tuple[Child, Meta
         child.close()
         if not request["as_written"]:
             return _load(None, service, request | {"as_written": True, "use_gpu": False})
+        if request["exact_integers"]:
+            return _load(None, service, request | {"exact_integers": False})
         raise
     except BaseException:
         child.close()
@@ -133,6 +140,8 @@ def _handle_load(meta: Meta, _: Arrays, __: Callable[[Meta], None]) -> tuple[Met
     source: str | bytes = path.name
     if meta["taps"]:
         source = _tapped_model(path, meta["taps"])
+    elif meta["exact_integers"] and (unsigned := _unsigned_model(path)) is not None:
+        source = unsigned
     elif any("\ud800" <= char <= "\udfff" for char in path.name):
         source = path.read_bytes()
     try:
@@ -186,6 +195,12 @@ def _tapped_model(path: Path, taps: Sequence[str]) -> bytes:
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(taps) if name not in present)
     data: bytes = model.SerializeToString()
     return data
+
+
+def _unsigned_model(path: Path) -> bytes | None:
+    from trtforge.graph.unsigned_weights import with_unsigned_weights
+
+    return with_unsigned_weights(path)
 
 
 def _handle_run(meta: Meta, arrays: Arrays, _: Callable[[Meta], None]) -> tuple[Meta, Arrays]:

@@ -224,6 +224,37 @@ def test_constant_of_shape_mask_is_clamped():
     assert np.isfinite(run(graph, x=normal(2, 4))[0]).all()
 
 
+# Rule 6: steps
+
+BAND = "[low] a = GreaterOrEqual(bins, fmin) [high] b = LessOrEqual(bins, fmax) c = And(a, b)"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_comparisons_of_an_input_with_a_table_decide_as_in_float32(dtype):
+    bins = np.float32([46.875, 500.3, 2093.75, 4000.0])
+    graph = text_graph(f"{BAND} y = Cast<to=6>(c)", "float fmin, float fmax", bins=bins)
+    reason = "it decides by values that nothing rounded"
+    assert kept(cast(graph, dtype)) == {"low": reason, "high": reason}
+    feeds = {"fmin": np.array(46.876, np.float32), "fmax": np.array(2093.75, np.float32)}
+    assert run(graph, **feeds)[0].tolist() == [0, 1, 1, 0]
+
+
+def test_steps_stay_float32_back_to_where_their_values_start():
+    body = "[scale] h = Mul(x, third) [floor] f = Floor(h) [mm] y = MatMul(f, w)"
+    graph = text_graph(body, third=np.float32([1 / 3]), w=np.eye(4, dtype=np.float32))
+    assert set(kept(cast(graph))) == {"scale", "floor"}
+    x = np.float32([[3001.0, 2999.0, 4097.0, 6.5]])
+    assert run(graph, x=x)[0].tolist() == [[1000.0, 999.0, 1365.0, 2.0]]
+    graph = text_graph("[scale] h = Mul(x, scale) y = Cast<to=7>(h)", scale=np.float32([4.0]))
+    assert set(kept(cast(graph))) == {"scale"}
+    assert run(graph, x=np.float32([[1025.25, 2.0, 3.0, 4.0]]))[0].tolist() == [[4101, 8, 12, 16]]
+
+
+def test_steps_of_values_that_low_precision_made_follow_them():
+    body = "[mm] h = MatMul(x, w) [up] g = Greater(h, zero) f = Floor(h) y = Where(g, f, h)"
+    assert kept(cast(text_graph(body, zero=np.float32(0), w=normal(4, 4)))) == {}
+
+
 # Rules 2 and 3: sums, powers and what feeds them
 
 RMSNORM = """[square] q = Mul(x2, x2) [mean] v = ReduceMean<keepdims=1>(q, axis) [eps] e = Add(v, epsilon)
@@ -384,11 +415,11 @@ def test_idle_cast_disappears():
 
 
 def test_cast_to_integers_reads_whichever_version_there_is():
-    graph = text_graph("h = Relu(x) i = Cast<to=7>(h) y = Identity(i)")
+    graph = text_graph("h = Sigmoid(x) i = Cast<to=7>(h) y = Identity(i)")
     assert cast(graph).num_casts == 1
 
 
-# Rule 6
+# Rule 7
 
 
 def test_node_that_calibration_saw_reach_far_stays_float32():

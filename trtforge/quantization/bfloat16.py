@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import copy_graph
 from trtforge.graph.names import UniqueNames
-from trtforge.quantization.cast_plan import LAYOUT_OPS
+from trtforge.quantization.cast_ops import LAYOUT_OPS
 from trtforge.quantization.op_types import BFLOAT16
 
 # They only move values, so their results are rounded already.

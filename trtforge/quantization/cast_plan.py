@@ -11,7 +11,9 @@
     only up to 2048.
 5.  An elementwise or layout node between float32 nodes stays float32, which saves a pair of casts. To a layout
     node the graph's inputs and outputs count as such nodes: what is only passed on is not rounded.
-6.  float16 only: a node that calibration saw reach `MAX_SAFE_FLOAT16` stays float32, and so does the node that made the
+6.  A step function (a comparison, Floor, a Cast to integers) of values that nothing rounded stays float32 back to where
+    they start: rounding moves a value over the step (2093.75 <= 2093.75 fails where one side becomes 2094).
+7.  float16 only: a node that calibration saw reach `MAX_SAFE_FLOAT16` stays float32, and so does the node that made the
     value when only operators that pass it on stand between.
 
 Nodes without a float32 tensor are not concerned. Nodes that only read one float32 tensor and give another type (Shape,
@@ -29,43 +31,23 @@ import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import pinned_names, subgraphs_of
 from trtforge.graph.intake import needs_float32
-from trtforge.graph.signature import is_float32
+from trtforge.graph.signature import is_float32, tensor_dtype
 from trtforge.graph.storage import release_pages
 from trtforge.quantization.cast_constants import refuse_constant
+from trtforge.quantization.cast_ops import (
+    FLOAT32_OPS,
+    LAYOUT_OPS,
+    MAX_SAFE_FLOAT16,
+    NEUTRAL_OPS,
+    PASSING_OPS,
+    QDQ_OPS,
+    RECURRENT_OPS,
+    STEP_OPS,
+    SUM_OPS,
+    TYPED_OUTPUT_OPS,
+    WITHOUT_BFLOAT16,
+)
 from trtforge.quantization.op_types import BFLOAT16, OpTypes, node_types
-
-# Half of float16's 65504: other data than the calibration set may reach further.
-MAX_SAFE_FLOAT16 = 3e4
-
-_SUM_OPS = frozenset(("CumSum", "ReduceMean", "ReduceSum"))
-_FLOAT32_OPS = (
-    _SUM_OPS
-    | {"ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare", "LogSoftmax"}
-    | {"GlobalAveragePool", "GlobalLpPool", "LpPool"}
-    | {"InstanceNormalization", "LpNormalization", "MeanVarianceNormalization"}
-    | {"Exp", "Log", "Pow", "Reciprocal", "Softplus", "Sqrt", "Cos", "Sin"}
-    # Coordinates: float16 resolves 1/2048 of an image.
-    | {"GridSample", "Range", "RoiAlign"}
-    | {"Bernoulli", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-LAYOUT_OPS = frozenset(("Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split")) | frozenset(
-    ("Squeeze", "Tile", "Transpose", "Unsqueeze")
-)
-_QDQ_OPS = frozenset(("DequantizeLinear", "QuantizeLinear"))
-_NEUTRAL_OPS = (
-    LAYOUT_OPS
-    | {"Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Floor", "Max", "Min", "Mod", "Mul", "Neg", "Pad", "Relu", "Round"}
-    | {"Sign", "Sub", "Where", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
-    | _QDQ_OPS
-)
-# Operators that give values of their input or 0, so that what they give from afar was as far before.
-_PASSING_OPS = (LAYOUT_OPS - {"Concat"}) | {"Abs", "Clip", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Neg", "Relu"}
-# TensorRT-RTX 1.7.1 refuses to parse or build them in bfloat16.
-_WITHOUT_BFLOAT16 = frozenset(("ConvTranspose", "GRU", "HardSwish", "Mish"))
-# Their importer masks the steps past a sequence's end with float32 zeros.
-_RECURRENT_OPS = frozenset(("GRU", "LSTM", "RNN"))
-# Their output follows an attribute or a scale, not the type of an input of the same variable.
-_TYPED_OUTPUT_OPS = frozenset(("Cast", "ConstantOfShape", "DequantizeLinear"))
 
 
 class Precision(Enum):
@@ -109,6 +91,7 @@ def plan_cast(
     planner.keep_trigonometric_arguments()
     planner.keep_products_of_sums()
     planner.keep_quotients()
+    planner.keep_steps()
     planner.keep_between()
     return CastPlan(planner.precisions, planner.reasons)
 
@@ -130,7 +113,7 @@ def lowered_places(
     outputs = [
         index
         for index, tensor in enumerate(node.outputs)
-        if is_float32(tensor) and (node.op in _TYPED_OUTPUT_OPS or types.output_variable(index) in variables)
+        if is_float32(tensor) and (node.op in TYPED_OUTPUT_OPS or types.output_variable(index) in variables)
     ]
     return frozenset(lowered), frozenset(outputs)
 
@@ -171,7 +154,7 @@ class _Planner:
 
     def keep_trigonometric_arguments(self) -> None:
         """Rule 4: walk back from Sin and Cos through cheap operators."""
-        passed = (_NEUTRAL_OPS | {"CumSum", "Einsum", "MatMul", "Pow", "Range", "Reciprocal"}) - {"DequantizeLinear"}
+        passed = (NEUTRAL_OPS | {"CumSum", "Einsum", "MatMul", "Pow", "Range", "Reciprocal"}) - {"DequantizeLinear"}
         pending = [tensor for node in self.graph.nodes if node.op in ("Cos", "Sin") for tensor in node.inputs]
         seen: set[int] = set()
         while pending:
@@ -187,7 +170,7 @@ class _Planner:
         for node in self.graph.nodes:
             if node.op == "Mul" and _is_low(self, node) and node.outputs[0].outputs:
                 consumers = node.outputs[0].outputs
-                if node.outputs[0].name not in self._pinned and all(reader.op in _SUM_OPS for reader in consumers):
+                if node.outputs[0].name not in self._pinned and all(reader.op in SUM_OPS for reader in consumers):
                     self._keep(node, f"its product feeds {consumers[0].op}, which sums in float32")
 
     def keep_quotients(self) -> None:
@@ -197,6 +180,25 @@ class _Planner:
                 sources = [producer for tensor in node.inputs for producer in tensor.inputs]
                 if len(sources) == 2 and all(self.precisions[id(source)] is Precision.FULL for source in sources):
                     self._keep(node, "both its inputs are float32")
+
+    def keep_steps(self) -> None:
+        """Rule 6: steps that are reached from inputs, constants and float32 nodes through neutral nodes only."""
+        exact: set[int] = set()
+        pending: list[gs.Node] = []
+        for node in self.graph.nodes:
+            if self.precisions[id(node)] is Precision.FULL:
+                exact.add(id(node))
+            elif all(not t.inputs or id(t.inputs[0]) in exact for t in _float_variables(node)):
+                if self._is_neutral(node) and node.op not in QDQ_OPS:
+                    exact.add(id(node))
+                if (node.op in STEP_OPS and _is_low(self, node)) or _is_cast_to_integers(node):
+                    pending.append(node)
+        while pending:
+            node = pending.pop()
+            if _is_low(self, node):
+                self._keep(node, "it decides by values that nothing rounded")
+            sources = [producer for tensor in _float_variables(node) for producer in tensor.inputs]
+            pending.extend(source for source in sources if _is_low(self, source))
 
     def keep_between(self) -> None:
         """Rule 5: neutral nodes whose inputs all come from float32 nodes and whose outputs all go to such nodes."""
@@ -221,10 +223,10 @@ class _Planner:
         self.reasons[id(node)] = reason
 
     def _is_neutral(self, node: gs.Node) -> bool:
-        return node.op in _NEUTRAL_OPS and _is_low(self, node)
+        return node.op in NEUTRAL_OPS and _is_low(self, node)
 
     def _has_only_full_sources(self, node: gs.Node, from_full: set[int]) -> bool:
-        sources = [tensor for tensor in node.inputs if is_float32(tensor) and not isinstance(tensor, gs.Constant)]
+        sources = _float_variables(node)
         return all(id(tensor.inputs[0]) in from_full if tensor.inputs else node.op in LAYOUT_OPS for tensor in sources)
 
     def _has_only_full_consumers(self, node: gs.Node, to_full: set[int]) -> bool:
@@ -250,11 +252,11 @@ class _Planner:
             return f"no ONNX schema is known for {node.domain or 'ai.onnx'}::{node.op}"
         if "output_dtype" in node.attrs and node.op == "DequantizeLinear":
             return "it states its own output type"
-        if self.dtype == BFLOAT16 and node.op in _WITHOUT_BFLOAT16:
+        if self.dtype == BFLOAT16 and node.op in WITHOUT_BFLOAT16:
             return f"TensorRT-RTX has no bfloat16 {node.op}"
-        if node.op in _RECURRENT_OPS and len(node.inputs) > 4 and node.inputs[4].name:
+        if node.op in RECURRENT_OPS and len(node.inputs) > 4 and node.inputs[4].name:
             return f"TensorRT-RTX has no {self.dtype.name} {node.op} with sequence lengths"
-        if node.op in _FLOAT32_OPS or (node.op == "GroupNormalization" and self.graph.opset < 21):
+        if node.op in FLOAT32_OPS or (node.op == "GroupNormalization" and self.graph.opset < 21):
             return f"{node.op} needs float32 inside"
         if node.op == "Softmax" and not _is_attention_softmax(node):
             return "a Softmax outside attention is computed in the type of its input"
@@ -272,7 +274,7 @@ class _Planner:
                         return f"{node.op} of opset {self.graph.opset} does not take {self.dtype.name}"
                 elif isinstance(tensor, gs.Constant):
                     values = tensor.values
-                    if node.op in _QDQ_OPS and index == 1:
+                    if node.op in QDQ_OPS and index == 1:
                         # A scale of 0 is no scale, so the smallest of a model's own scales counts, not the largest.
                         values = np.min(values, initial=np.inf)
                     reason = refuse_constant(np.asarray(values), node.op, self.dtype)
@@ -294,7 +296,7 @@ def _with_sources(graph: gs.Graph, observed_amax: Mapping[str, float]) -> Mappin
     amax = dict(observed_amax)
     for node in reversed(graph.nodes):
         reached = max((amax.get(tensor.name, 0.0) for tensor in node.outputs), default=0.0)
-        if reached > MAX_SAFE_FLOAT16 and node.op in _PASSING_OPS:
+        if reached > MAX_SAFE_FLOAT16 and node.op in PASSING_OPS:
             source = node.inputs[0].name
             amax[source] = max(amax.get(source, 0.0), reached)
     return amax
@@ -302,6 +304,16 @@ def _with_sources(graph: gs.Graph, observed_amax: Mapping[str, float]) -> Mappin
 
 def _is_low(planner: _Planner, node: gs.Node) -> bool:
     return planner.precisions.get(id(node)) is Precision.LOW
+
+
+def _float_variables(node: gs.Node) -> list[gs.Tensor]:
+    """The float32 inputs that are no constants."""
+    return [tensor for tensor in node.inputs if is_float32(tensor) and not isinstance(tensor, gs.Constant)]
+
+
+def _is_cast_to_integers(node: gs.Node) -> bool:
+    dtype = tensor_dtype(node.outputs[0].dtype) if node.op == "Cast" and is_float32(node.inputs[0]) else None
+    return dtype is not None and dtype.kind in "iu"
 
 
 def _reads_one_float(node: gs.Node) -> bool:

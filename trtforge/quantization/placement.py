@@ -7,6 +7,7 @@
 3.  A residual Add reads INT8 where its skip input is stored in INT8 anyway (residuals.py).
 4.  Tensors before and behind a Concat or a MaxPool share one scale (shared_scales.py).
 5.  Q/DQ that the model came with stays, and is completed (arrived.py).
+6.  A product of which a Log reads the result stays float (log_arguments.py).
 
 Hence no pair stands inside SiLU, GELU, LayerNormalization or Softmax, whether one operator or a chain of them: none of
 their nodes is one of these kinds.
@@ -26,6 +27,7 @@ from trtforge.graph.edit import all_nodes
 from trtforge.graph.intake import needs_float32
 from trtforge.quantization.arrived import Operands, find_pairs, operands_of
 from trtforge.quantization.attention_sites import attention_reason, find_attentions
+from trtforge.quantization.log_arguments import products_before_log
 from trtforge.quantization.residuals import skip_inputs
 from trtforge.quantization.shared_scales import scale_groups
 from trtforge.quantization.sites import (
@@ -104,6 +106,7 @@ class _Planner:
         self._outer = {id(node) for node in graph.nodes}
         self._graph_inputs = {tensor.name for tensor in graph.inputs}
         self._pairs = find_pairs(graph)
+        self._before_log = products_before_log(graph)
 
     def place_weighted(self) -> None:
         """Rules 1 and 5."""
@@ -211,6 +214,8 @@ class _Planner:
             return "it lies in the body of an If, Loop or Scan"
         if needs_float32(node):
             return "its integers are exact only in float32"
+        if id(node) in self._before_log:
+            return "a Log reads its result: INT8's error is small beside the largest value only"
         if node.op == "Attention":
             return "fused attention runs in the float type"
         return self.without_int8.get(node.op)

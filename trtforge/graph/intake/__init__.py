@@ -16,7 +16,7 @@ from trtforge.graph.edit import all_graphs, all_nodes, is_onnx_op, remove_dead_n
 from trtforge.graph.intake import dynamic_int8, microsoft, microsoft_attention, ml, refusals, standard
 from trtforge.graph.intake.element_types import narrow_types
 from trtforge.graph.intake.emit import Emitter, needs_float32
-from trtforge.graph.intake.integers import FLOAT_MARK
+from trtforge.graph.intake.integers import FLOAT_MARK, SCALED_MARK
 from trtforge.graph.intake.rewrites import NotYetError, Refused, RefusedError, Rewrite
 from trtforge.graph.names import UniqueNames
 
@@ -79,6 +79,11 @@ def rewrite_operators(graph: gs.Graph, *, exact_products: bool = True) -> list[R
     # The nodes replaced, and what was written for a reader that went too: codes whose only product reads the floats.
     remove_dead_nodes(graph)
     return rewrites
+
+
+def leaves_out_rounding(graph: gs.Graph) -> bool:
+    """Whether the activations of dynamic quantization are left as floats somewhere in a rewritten graph."""
+    return any(mark in node.name for node in all_nodes(graph) for mark in (FLOAT_MARK, SCALED_MARK))
 
 
 def _emitter(graph: gs.Graph, *, exact_products: bool = True) -> Emitter:

@@ -26,6 +26,7 @@ from trtforge.graph.intake.emit import (
 )
 from trtforge.graph.intake.integers import (
     FLOAT_MARK,
+    SCALED_MARK,
     as_float,
     as_int32,
     centred,
@@ -196,6 +197,7 @@ def scaled_product(node: gs.Node, emit: Emitter) -> Results:
         values, weight = constant_values(factor), constant_values(maker.inputs[1])
         spread = None if values is None or weight is None else _spread(values, weight, maker.op)
         if spread is not None:
+            emit.mark = SCALED_MARK
             scaled = emit.constant(weight * spread, FLOAT32)
             return [emit(maker.op, maker.inputs[0], scaled, dtype=FLOAT32, **maker.attrs)]
     raise NotYetError("the scale behind a product of integers")
@@ -250,6 +252,7 @@ def dynamic_quantize_lstm(node: gs.Node, emit: Emitter) -> Results:
         zeros = zeros.astype(np.float32).reshape(shape)
         values = (codes.astype(np.float32) - zeros) * steps.astype(np.float32).reshape(shape)
         weights.append(emit.constant(np.ascontiguousarray(values.transpose(0, 2, 1)), FLOAT32))
+    emit.mark = FLOAT_MARK
     others = [optional_input(node, index) for index in range(3, 8)]
     inputs = [node.inputs[0], *weights, *others]
     return emit.many("LSTM", inputs, [FLOAT32] * len(node.outputs), **node.attrs)

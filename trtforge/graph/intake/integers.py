@@ -27,6 +27,8 @@ _EXACT = 2**24
 _LARGEST = 255
 # Part of the names of nodes of the float form of dynamic quantization.
 FLOAT_MARK = "/float_int8/"
+# The same once the scale behind the product is in its weight.
+SCALED_MARK = "/scaled_float_int8/"
 
 
 def as_float(emit: Emitter, codes: gs.Tensor) -> gs.Tensor:

@@ -197,6 +197,19 @@ def test_inspect_profile_calibrate_quantize_verify_and_doctor_speak_json(
     assert checks["onnxruntime"]["state"] == checks["tensorrt-rtx"]["state"] == "ok"  # type: ignore[index]
 
 
+def test_inspect_tells_of_a_damaged_artifact(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["build", "encoder.onnx", "--fp16", "--no-verify"]) == 0
+    engine = project / "build" / "encoder-fp16" / "model.engine"
+    capsys.readouterr()
+    assert run(["inspect", "build/encoder-fp16"]) == 0
+    assert capsys.readouterr().err == ""
+    engine.write_bytes(engine.read_bytes()[:-1])
+    assert run(["inspect", "build/encoder-fp16", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("warning: model.engine is missing or not as the manifest records")
+    assert json.loads(captured.out)["schema_version"] == 1
+
+
 def test_inspect_prints_the_plan(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(["build", "encoder.onnx", "--int8", "--gpu", "sm_86"])
     capsys.readouterr()

@@ -40,6 +40,8 @@ def test_a_file_is_replaced_only_by_force_and_never_what_is_read(
     assert "is what this command reads" in capsys.readouterr().err
     assert run(["profile", "m.onnx", "-o", "p.yaml", "--data", "data", "--force"]) == 0
     assert "x: [batch, 3, 8, w]" in Path("p.yaml").read_text()
+    assert run(["profile", "m.onnx", "-o", "data/0.npz", "--data", "data", "--force"]) == 2
+    assert "data/0.npz is what this command reads" in capsys.readouterr().err
 
 
 def test_buckets_say_what_they_save(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

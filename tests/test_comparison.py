@@ -169,7 +169,20 @@ def test_progress_says_which_combination_it_is_at(compared: tuple[Path, MethodTa
     tenth = [(event.done, event.total) for event in shown if event.detail == "10 of 16: entropy, per channel, smoothed"]
     assert set(tenth) == {(9, 16)} and len(tenth) > table.tensors, "it shows life while smoothing is searched"
     assert [event.detail for event in shown[:2]] == ["", "fp32 graph"]
-    assert {event.stage for event in events} == {"load", "normalise", "calibrate", "compare"}
+    assert [event.stage for event in events if event.detail == ""][:4] == [
+        "load",
+        "normalise",
+        "specialise",
+        "check shapes",
+    ]
+    assert {event.stage for event in events} == {
+        "load",
+        "normalise",
+        "specialise",
+        "check shapes",
+        "calibrate",
+        "compare",
+    }
 
 
 def test_the_command_saves_a_table_and_a_page_and_repeats(

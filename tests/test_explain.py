@@ -58,6 +58,15 @@ def test_explain_prints_every_stage_with_its_nodes_and_reasons(decoder, capsys):
     assert captured.out.startswith("build/decoder-fp16\n")
 
 
+def test_explain_tells_what_came_from_the_cache(decoder, capsys):
+    decoder += ["--explain", "--cache", "cache"]
+    assert run(decoder) == 0
+    assert not any(line.startswith("cache: ") for line in capsys.readouterr().err.splitlines())
+    assert run([*decoder, "-o", "other", "--no-tf32"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cache: ")]
+    assert told == [f"cache: {stage} is that of an earlier run" for stage in ("normalise", "shapes", "lower")]
+
+
 def test_without_explain_only_the_remedy_is_told(decoder, capsys):
     assert run(decoder) == 0
     lines = capsys.readouterr().err.splitlines()

@@ -162,6 +162,21 @@ def test_a_missed_budget_fails_keeps_the_artifact_and_names_nodes(tmp_path: Path
     assert "FAILED" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_an_artifact_that_another_metric_judged_is_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def build() -> trtforge.BuildResult:
+        return trtforge.build(source, precision="fp16", metric="changing_metric:figure", output=tmp_path / "out")
+
+    (tmp_path / "changing_metric.py").write_text("def figure(outputs, reference, feeds):\n    return 0.5\n")
+    assert not build().reused
+    assert build().reused
+    (tmp_path / "changing_metric.py").write_text("def figure(outputs, reference, feeds):\n    return 0.25\n")
+    with pytest.raises(InputError, match="made from other inputs"):
+        build()
+
+
 def test_labels_give_top1_and_the_users_metric_its_own_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     weight = random.normal(size=(32, 16)).astype(np.float32)

@@ -28,6 +28,14 @@ def test_values_that_decide_a_branch_are_asked_for(tmp_path: Path) -> None:
     assert "state: [2, batch, 32]" in found.yaml
 
 
+def test_a_file_without_the_values_that_decide_a_branch_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "dims: {batch: {min: 1, opt: 2, max: 4}}\ninputs: {x: [batch, 32], state: [2, batch, 32]}"
+    )
+    found = describe_profile(save_recurrent(tmp_path / "m.onnx"), profile=str(tmp_path / "p.yaml"))
+    assert found.notes[0].startswith("profile 'default' gives no values for input 'rate', which decides shapes or")
+
+
 def test_a_graph_that_leaves_no_choice_needs_no_profile(tmp_path: Path) -> None:
     found = describe_profile(save_fixed(tmp_path / "m.onnx"))
     assert (found.source, found.open_dims) == ("graph", ())

@@ -154,13 +154,37 @@ def test_a_model_that_builds_has_nothing_to_reduce(project):
     assert not Path("small.onnx").exists()
 
 
+def test_the_options_of_the_build_are_those_of_the_trials(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weight = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
+    text = "g (float[4,32] x) => (float[4,32] y) { [neg] h = Neg(x) [mm] m = MatMul(h, w) [end] y = Relu(m) }"
+    save_onnx(tmp_path / "m.onnx", text, w=weight)
+    assert run(["reduce", "m.onnx", "--gpu", "sm_86"]) == 2
+    assert "m.onnx builds" in capsys.readouterr().err
+    assert run(["reduce", "m.onnx", "--gpu", "sm_86", "--workspace", "4KiB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "mm" in found["nodes"]
+    assert len(found["nodes"]) < 3
+    assert found["diagnosis"]["cause"] == "workspace"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [(["--fp8"], "--fp8 cannot be built for sm_86"), (["--refit"], "--refit cannot be used with tensorrt-rtx")],
+)
+def test_what_no_build_takes_is_refused_before_any_trial(project, capsys, options, what):
+    project("[middle] j = Neg(h)")
+    assert run(["reduce", "m.onnx", "--gpu", "sm_86", *options]) == 2
+    assert f"error: {what}\n" in capsys.readouterr().err
+
+
 def test_the_command_prints_the_part_and_its_failure(project, capsys):
     project(NO_KERNEL, **VALUES)
     assert run(["reduce", "m.onnx", "--gpu", "sm_86"]) == 0
     out = capsys.readouterr().out
     assert re.match(r"build/m-reduced.onnx\n  1 of \d+ nodes, after 1 trials\n    nms\n", out)
     assert "it fails like the whole: TensorRT-RTX refuses node 'nms' (NonMaxSuppression)" in out
-    assert "    why: TensorRT-RTX has no kernel for this node in this type and shape" in out
+    assert "    why: TensorRT-RTX has no kernel for NonMaxSuppression in this form" in out
     assert run(["reduce", "m.onnx", "--gpu", "sm_86"]) == 2
     assert "build/m-reduced.onnx exists" in capsys.readouterr().err
     assert run(["reduce", "m.onnx", "--gpu", "sm_86", "--force", "--json"]) == 0

@@ -16,6 +16,7 @@ import pytest
 from encoder import WIDTH, save_profile, save_project, save_samples
 
 import trtforge
+from trtforge.errors import InputError
 from trtforge.manifest import Manifest
 from trtforge.progress import Event
 
@@ -260,6 +261,14 @@ def test_calibrate_gives_the_same_table_from_the_cache(project: Path, tmp_path: 
     found = trtforge.calibrate(project, cache=tmp_path / "cache", report=ran.append)
     assert found.to_json() == expected.to_json()
     assert "calibrate" not in {event.stage for event in ran}
+
+
+@pytest.mark.parametrize(("output", "cache"), [("a", "a"), ("a", "a/cache"), ("cache/a", "cache")])
+def test_a_cache_shares_no_folder_with_the_artifact(project: Path, tmp_path: Path, output: str, cache: str) -> None:
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="cannot share a folder"):
+        trtforge.build(project, precision="fp16", output=tmp_path / output, cache=tmp_path / cache)
+    assert set(tmp_path.rglob("*")) == before
 
 
 def test_two_builds_share_one_cache_at_once(project: Path, tmp_path: Path) -> None:

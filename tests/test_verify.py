@@ -266,3 +266,20 @@ def test_the_search_for_the_worst_nodes_fills_the_smallest_batch(mlp: Path) -> N
     dataset = dataclasses.replace(data(40), smallest_batch=16)
     (worst,) = find_worst_nodes(mlp, altered(mlp, scale_weight("w2", 1.5)).path, NODES, dataset, 16)
     assert worst.node == "down"
+
+
+def squeezing(path: Path, operator: str) -> Path:
+    return save_onnx(path, f"g (float[batch, 4] x) => (float[batch, n] y) {{ a = Relu(x) y = {operator} }}")
+
+
+def test_a_batch_of_one_that_the_source_squeezes_away_is_no_difference(tmp_path: Path) -> None:
+    source = squeezing(tmp_path / "source.onnx", "Squeeze(a)")
+    built = Candidate("candidate", "built graph", squeezing(tmp_path / "built.onnx", "Identity(a)"))
+    found = score(source, [built], plan_runs(data(8), 4, 1), None, tmp_path, print)["candidate"]
+    assert [batch.outputs["y"].cosine for batch in found.batches] == [1.0, 1.0]
+    # The other way round it is one: the built graph has lost an axis.
+    built = Candidate("candidate", "built graph", source)
+    with pytest.raises(InternalError, match="does not match the source model"):
+        score(
+            squeezing(tmp_path / "whole.onnx", "Identity(a)"), [built], plan_runs(data(8), 4, 1), None, tmp_path, print
+        )

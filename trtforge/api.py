@@ -10,8 +10,10 @@ Options that a call leaves out have the command line's defaults.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from trtforge import pipeline
 from trtforge.engine_options import EngineOptions
@@ -26,10 +28,10 @@ from trtforge.spec import BuildSpec, Verification, precision_from_name
 class CalibrateOptions(TypedDict, total=False):
     """Options of calibration; each is described in `BuildSpec`."""
 
-    calib: str | None
-    profile: str | None
-    recipe: str | None
-    cache: Path | None
+    calib: str | Path | None
+    profile: str | Path | None
+    recipe: str | Path | None
+    cache: str | Path | None
     trust_remote_code: bool
     force: bool
     limits: Limits
@@ -38,7 +40,7 @@ class CalibrateOptions(TypedDict, total=False):
 class CompareOptions(CalibrateOptions, total=False):
     """Options of a comparison; each is described in `BuildSpec`."""
 
-    eval: str | None
+    eval: str | Path | None
     metric: str | None
 
 
@@ -52,14 +54,14 @@ class QuantizeOptions(CalibrateOptions, total=False):
 class BuildOptions(QuantizeOptions, total=False):
     """Options of a build; each is described in `BuildSpec`."""
 
-    eval: str | None
+    eval: str | Path | None
     backend: str
     gpu: str | None
     search: bool
     verify: Verification
     tf32: bool
     engine_options: EngineOptions
-    output: Path | None
+    output: str | Path | None
 
 
 def build(
@@ -80,14 +82,14 @@ def build(
     Raises:
         TrtForgeError: bad input, or not possible here; nothing is left behind.
     """
-    return pipeline.build(BuildSpec(source=Path(source), precision=precision_from_name(precision), **options), report)
+    return pipeline.build(_spec(source, precision, options), report)
 
 
 def calibrate(
     source: str | Path, *, report: Reporter = ignore, **options: Unpack[CalibrateOptions]
 ) -> CalibrationTable:
     """The calibration table of a model; see `pipeline.calibrate`."""
-    return pipeline.calibrate(BuildSpec(source=Path(source), precision=precision_from_name("int8"), **options), report)
+    return pipeline.calibrate(_spec(source, "int8", options), report)
 
 
 def compare(
@@ -98,7 +100,7 @@ def compare(
     **options: Unpack[CompareOptions],
 ) -> MethodTable:
     """The method table of a model; see `pipeline.compare`."""
-    spec = BuildSpec(source=Path(source), precision=precision_from_name("int8"), **options)
+    spec = _spec(source, "int8", options)
     return pipeline.compare(spec, samples, report)
 
 
@@ -111,5 +113,15 @@ def quantize(
     **options: Unpack[QuantizeOptions],
 ) -> QuantizeResult:
     """Write the graph with Q/DQ; see `pipeline.quantize`."""
-    spec = BuildSpec(source=Path(source), precision=precision_from_name(precision), **options)
+    spec = _spec(source, precision, options)
     return pipeline.quantize(spec, Path(output), report)
+
+
+def _spec(source: str | Path, precision: str, options: Mapping[str, Any]) -> BuildSpec:
+    """What a call asks for; all its paths may be `str` or `Path`."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in {"output", "cache"} & given.keys():
+        given[name] = Path(given[name])
+    for name in {"calib", "eval", "profile", "recipe"} & given.keys():
+        given[name] = os.fspath(given[name])  # it may be `module:function` or a shipped name too
+    return BuildSpec(source=Path(source), precision=precision_from_name(precision), **given)

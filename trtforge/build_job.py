@@ -127,9 +127,7 @@ class BuildJob(Job):
         if parity is None:
             parity = self._verify(prepared, lowered, staging)
         precision = describe.describe_precision(spec, prepared, lowered, engine.plan)
-        for text in describe.precision_warnings(
-            precision, prepared, engine.plan, is_quantized=quantizer is not None
-        ):
+        for text in describe.precision_warnings(precision, prepared, engine.plan, is_quantized=quantizer is not None):
             self.warn(text)
         for text in describe.engine_warnings(spec, engine):
             self.warn(text)
@@ -242,7 +240,9 @@ class BuildJob(Job):
 
         folder = tools.staging.work / "trials"
         folder.mkdir(exist_ok=True)
-        with self.watch.stage("diagnose") as note, Trials(tools.backend, tools.target, folder) as trials:
+        spec = self.spec
+        made_alike = Trials(tools.backend, tools.target, folder, tf32=spec.tf32, options=spec.engine_options)
+        with self.watch.stage("diagnose") as note, made_alike as trials:
             return with_culprit(refusal, lowered.graph, self.inputs.profiles, trials, note)
 
     def _explain(self, steps: Iterable[trail.Step]) -> None:

@@ -40,6 +40,7 @@ from trtforge.source import source_kind
 from trtforge.spec import CALIBRATED, BuildSpec, precision_from_name
 from trtforge.stages import Lowered, Prepared
 from trtforge.target import Target
+from trtforge.user_code import source_sha256
 
 if TYPE_CHECKING:
     from trtforge.quantization.placement import Placement
@@ -59,6 +60,7 @@ def build_identity(spec: BuildSpec, loaded: LoadedModel, inputs: BuildInputs, ta
             "precision": spec.precision.name,
             "target": [target.names, target.explicit],
             "options": [spec.cosine_budget, spec.budget_metric, spec.search, spec.metric, spec.verify, spec.tf32],
+            "metric source": None if spec.metric is None else source_sha256(spec.metric),
             "engine": spec.engine_options.identity(),
             "versions": [__version__, backend.name, backend.version(), package_versions()],
         }
@@ -139,7 +141,10 @@ def pass_notes(prepared: Prepared, lowered: Lowered) -> tuple[str, ...]:
 def precision_warnings(
     info: PrecisionInfo, prepared: Prepared, plan: EnginePlan, *, is_quantized: bool = True
 ) -> Iterator[str]:
-    """What the user must be told of the types, because the figures alone could be misread; `is_quantized`: Q/DQ went in."""
+    """What the user must be told of the types, because the figures alone could be misread.
+
+    `is_quantized` is False where nothing was found to quantize, which was told then.
+    """
     wanted = precision_from_name(info.requested).quantization
     if is_quantized and wanted in CALIBRATED and plan.unreadable is None and not info.gemm_flops_fraction.get(wanted):
         reasons = "; ".join(f"{entry.node}: {entry.reason}" for entry in info.kept_float[:3])

@@ -17,6 +17,18 @@ class DimInfo(FileModel):
     min: Annotated[int, pydantic.Field(ge=0)]
     max: int | None
 
+    def covers(self, low: int, high: int) -> bool:
+        """Whether the traced model holds from one size to another.
+
+        torch's own least size of 2 is no property of a model, so 0 and 1 are taken where nothing else bounds a dim.
+        """
+        return (self.min <= 1 or low >= self.min) and (self.max is None or high <= self.max)
+
+    @property
+    def limits(self) -> str:
+        """`1 to 3`."""
+        return f"{self.min} to {'any' if self.max is None else self.max}"
+
 
 class FixedDim(FileModel):
     """A dim that was to be dynamic and that the model fixes to one size, with what fixes it."""

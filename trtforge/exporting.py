@@ -206,16 +206,18 @@ def export(spec: BuildSpec, output: Path, report: Reporter, opset: int | None = 
     """
     from trtforge.export.mark import mark_failed
     from trtforge.export.run import check_opset, export_model
-    from trtforge.staging import check_free, make_parents, translate_write_errors
+    from trtforge.staging import check_free, check_not_read, make_parents, translate_write_errors
 
     check_opset(opset)
+    check_not_read(output, (spec.source, spec.calib, spec.profile))
     check_free(output, spec.force)
     watch = Stopwatch(report)
     with watch.stage("export") as note, contextlib.ExitStack() as stack, translate_write_errors(output):
         folder = output.absolute().parent
         make_parents(folder, stack)
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=folder)))
-        info = export_model(export_request(spec, opset), work / output.name, note)
+        request = export_request(spec, opset)
+        info = export_model(request, work / output.name, note)
         if not info.passed:
             mark_failed(work / output.name)
         # The model last: a reader that sees it finds its weights.
@@ -224,4 +226,9 @@ def export(spec: BuildSpec, output: Path, report: Reporter, opset: int | None = 
                 (work / name).replace(folder / name)
     for event in export_events(info):
         report(event)
+    for name, (low, _, high) in request.ranges.items():
+        dim = info.dims.get(name)
+        if dim is not None and not dim.covers(low, high):
+            text = f"the profile gives dim '{name}' {low} to {high}, and the model was traced for {dim.limits}"
+            report(Event("export", text, "warning"))
     return info

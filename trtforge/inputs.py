@@ -16,7 +16,7 @@ from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
 from trtforge.hashing import fingerprint
 from trtforge.profile import Profile, ProfileSet
-from trtforge.profile_choice import DimSource, describe_shapes, resolve_profiles
+from trtforge.profile_choice import DimSource, check_traced, describe_shapes, resolve_profiles
 from trtforge.quantization.table import CalibrationTable, load_table
 from trtforge.recipe import QuantRecipe, load_recipe
 from trtforge.source import source_name
@@ -103,6 +103,8 @@ def gather_inputs(
         raise _missing_calibration(spec, specs)
     evaluation = open_dataset(spec.eval, specs, spec.limits) if spec.eval and spec.verify != "off" else None
     profiles = resolve_profiles(spec.profile, spec.source, specs, data or evaluation, spec.limits, dims)
+    if spec.exported is not None:
+        check_traced(profiles, specs, spec.exported.info.dims)
     if profiles.source == "graph":
         warn(f"the graph leaves no choice of input shapes: {describe_shapes(profiles.first)}")
     batch = batch_range(profiles.first, data or evaluation)

@@ -86,6 +86,7 @@ class Job:
         if found is not None:
             for text in found.warnings:
                 self.warn(text)
+            self.report(Event("cache", f"{name} is that of an earlier run", "detail"))
             return found.value
         told = len(self.warnings)
         result = make()

@@ -235,7 +235,7 @@ class ParityInfo(FileModel):
         before_qdq: figures of the same graph without Q/DQ, so that each step's loss shows.
         metrics: top1 and the user's metric: name -> {"fp32", "before_qdq", "candidate"} -> value.
         worst_nodes: filled when the budget was missed, worst first.
-        note: why nothing was compared.
+        note: why nothing was compared, or what explains a missed budget.
         figure: the metric's figure that the budget is on; None is the mean cosine of every output.
     """
 

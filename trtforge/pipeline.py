@@ -101,6 +101,7 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     target = backend.target(spec.gpu)
     check_quantization(target, spec.precision.quantization)
     backend.check(spec.engine_options, target)
+    _check_apart(spec)
     # Leaving in reverse order: a failure ends the worker first, so that the thread that waits for one ends too.
     with open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
         with backend.start_worker(staging.directory / "build.log") as worker, _open_cache(spec, report) as cache:
@@ -235,6 +236,23 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     assert lowered.qdq is not None
     table = None if quantizer is None else quantizer.table
     return QuantizeResult(output, table, lowered.qdq, findings, None if choice is None else choice.info)
+
+
+def _check_apart(spec: BuildSpec) -> None:
+    """Refuse a stage cache that shares its folder with the artifact, which is replaced as a whole.
+
+    Raises:
+        InputError: one is the other, or inside it.
+    """
+    if spec.cache is None:
+        return
+    target, cache = spec.target_directory.resolve(), spec.cache.resolve()
+    if target.is_relative_to(cache) or cache.is_relative_to(target):
+        raise InputError(
+            f"--cache {spec.cache} and the artifact {spec.target_directory} cannot share a folder",
+            "an artifact is replaced as a whole, and a cache holds nothing else",
+            "give another folder with --cache, outside the artifact and not above it",
+        )
 
 
 def _open_cache(spec: BuildSpec, report: Reporter) -> AbstractContextManager[StageCache | None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trtforge.data import Dataset
+from trtforge.errors import InputError
+from trtforge.export_info import DimInfo
 from trtforge.limits import Limits
 from trtforge.profile import DimReport, Profile, ProfileSet
 from trtforge.profile_data import profiles_from_data
@@ -47,6 +49,32 @@ def resolve_profiles(
     if data is not None and (is_open or report.shape_inputs):
         return profiles_of_data(data, specs, report)
     return static_profiles(specs, report)
+
+
+def check_traced(profiles: ProfileSet, specs: Sequence[TensorSpec], dims: Mapping[str, DimInfo]) -> None:
+    """Refuse sizes that a traced model was not traced for: outside them it computes another branch than its source.
+
+    Args:
+        profiles: the ranges.
+        specs: the inputs of the exported model.
+        dims: the sizes that it holds for, by the name of a dim.
+
+    Raises:
+        InputError: names the profile and the dim.
+    """
+    for profile in profiles.profiles:
+        for spec in specs:
+            span = profile.inputs[spec.name]
+            for axis, dim in enumerate(spec.shape or ()):
+                traced = dims.get(dim) if isinstance(dim, str) else None
+                low, high = span.min[axis], span.max[axis]
+                if traced is not None and not traced.covers(low, high):
+                    raise InputError(
+                        f"profile '{profile.name}' gives dim '{dim}' {low} to {high}",
+                        f"the model was traced for {traced.limits}: beyond, its code does something else",
+                        f"keep '{dim}' within that range (with data: leave out samples of other sizes, or give a "
+                        "profile file), or change the model's code",
+                    )
 
 
 def holds_shape(spec: TensorSpec) -> bool:

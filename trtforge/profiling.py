@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from trtforge.buckets import Bucketing, bucket_profiles, choose_buckets, fit_work, length_dim, with_dims
 from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
+from trtforge.export_info import DimInfo
 from trtforge.graph.cost import attention_flops, gemm_flops
 from trtforge.graph.dims.report import dims_of_normalised
 from trtforge.graph.edit import copy_graph
@@ -24,7 +25,7 @@ from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.parity import MASK_INPUT
 from trtforge.phases import phase_profiles, phase_template
 from trtforge.profile import DimFact, DimReport, ProfileSet
-from trtforge.profile_choice import CALIBRATION_BATCH, find_profile, profiles_of_data, resolve_profiles
+from trtforge.profile_choice import CALIBRATION_BATCH, check_traced, find_profile, profiles_of_data, resolve_profiles
 from trtforge.profile_sources import static_profiles
 from trtforge.profile_text import dim_names, profile_template, profiles_to_yaml
 from trtforge.shape_check import Source, check_profiles
@@ -64,6 +65,7 @@ def describe_profile(
     *,
     buckets: int | None = None,
     prefill_decode: bool = False,
+    traced: Mapping[str, DimInfo] | None = None,
 ) -> ProfileDescription:
     """The profiles that a build of this model would use, checked; open dims give a template instead of an error.
 
@@ -74,6 +76,7 @@ def describe_profile(
         limits: bounds on untrusted input.
         buckets: how many length buckets to make.
         prefill_decode: make the two profiles of a decoder with a cache.
+        traced: of an exported model, the sizes that it was traced for, by the name of a dim.
 
     Raises:
         InputError: a model, file or data that cannot be used, or shapes that the model cannot take.
@@ -88,7 +91,9 @@ def describe_profile(
     with OnnxNative() as native:
         graph, _ = normalise(copy_graph(graph), native=native)
         report = dims_of_normalised(graph, native)
-        return _Profiling(path, profile, dataset, limits, graph, report, native).describe(buckets, prefill_decode)
+        return _Profiling(path, profile, dataset, limits, graph, report, native, traced or {}).describe(
+            buckets, prefill_decode
+        )
 
 
 class _Profiling:
@@ -103,8 +108,10 @@ class _Profiling:
         graph: gs.Graph,
         report: DimReport,
         native: OnnxNative,
+        traced: Mapping[str, DimInfo],
     ) -> None:
         self._path = path
+        self._traced = traced
         self._profile = profile
         self._data = data
         self._limits = limits
@@ -124,6 +131,7 @@ class _Profiling:
             profiles, bucketing = self._bucket(profiles, buckets)
         if prefill_decode:
             profiles = phase_profiles(profiles, self._specs, self._report)
+        check_traced(profiles, self._specs, self._traced)
         source = Source(self._path, self._specs, self._data, self._limits)
         check_profiles(source, self._graph, profiles, self._native, self._notes.append, self._report)
         text = profiles_to_yaml(profiles, self._specs, self._report)

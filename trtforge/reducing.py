@@ -13,6 +13,7 @@ from trtforge.exporting import on_exported
 from trtforge.progress import Event, Reporter, ignore
 from trtforge.spec import BuildSpec
 from trtforge.staging import check_free, check_not_read
+from trtforge.target import check_quantization
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -53,7 +54,7 @@ def reduce_model(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Re
     the part is one of the graph that is built.
 
     Args:
-        spec: source, precision, data, profile, recipe, backend and target count.
+        spec: source, precision, data, profile, recipe, backend, target and engine options count.
         output: the ONNX file to write; an existing one is replaced only with `spec.force`.
         report: takes progress and warnings.
 
@@ -65,6 +66,8 @@ def reduce_model(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Re
     check_free(output, spec.force)
     backend = select_backend(spec.backend)
     target = backend.target(spec.gpu)
+    check_quantization(target, spec.precision.quantization)
+    backend.check(spec.engine_options, target)
     spec = dataclasses.replace(spec, verify="off", metric=None)
     with tempfile.TemporaryDirectory(prefix="trtforge-") as folder:
         from trtforge.graph.native import OnnxNative
@@ -74,7 +77,7 @@ def reduce_model(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Re
 
         job = Job(spec, report)
         job.load()
-        with Trials(backend, target, Path(folder)) as trials:
+        with Trials(backend, target, Path(folder), tf32=spec.tf32, options=spec.engine_options) as trials:
             with OnnxNative() as native:
                 graph, error = _failing_graph(job, native, trials)
             with job.watch.stage("reduce") as note:

@@ -90,7 +90,7 @@ def check_shapes(
 
 
 def check_values(profiles: ProfileSet, report: DimReport) -> None:
-    """Refuse values for inputs whose values no shape depends on, and their absence where one does.
+    """Refuse values for inputs whose values no shape depends on.
 
     Raises:
         InputError: names the input.
@@ -211,7 +211,7 @@ def _run(source: Source, profile: Profile, kind: str, peak_bytes: int) -> _Outco
     if feeds is None:
         feeds = _made_up(profile, kind, source.specs)
     if feeds is None:
-        return _Outcome(obstacle="numpy has no type of one of the inputs")
+        return _Outcome(obstacle="nothing can be made up for the type of one of the inputs")
     try:
         with ReferenceModel(source.path, as_written=True) as reference:
             try:
@@ -236,7 +236,7 @@ def _sample_of_shape(profile: Profile, kind: str, data: Dataset | None) -> dict[
 
 
 def _made_up(profile: Profile, kind: str, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray] | None:
-    """Seeded floats, ones for booleans, the profile's values or zeros for integers; None for a type of ml_dtypes."""
+    """Seeded floats, ones for booleans, the profile's values or zeros for integers; None for any other type."""
     rng = np.random.default_rng(0)
     feeds: dict[str, np.ndarray] = {}
     for spec in specs:
@@ -247,6 +247,8 @@ def _made_up(profile: Profile, kind: str, specs: Sequence[TensorSpec]) -> dict[s
         try:
             dtype = np.dtype(spec.dtype)
         except TypeError:
+            return None
+        if dtype.hasobject:
             return None
         given = getattr(profile.values[spec.name], kind) if spec.name in profile.values else ()
         if len(given) == math.prod(shape) and spec.name in profile.values:
@@ -293,5 +295,11 @@ def check_profiles(
 
     if any(profile.values for profile in profiles.profiles):
         check_values(profiles, report or dims_of())
+    for name, place in report.shape_inputs.items() if report is not None else ():
+        lacking = [profile.name for profile in profiles.profiles if name not in profile.values]
+        if lacking:
+            note(
+                f"profile {lacking[0]!r} gives no values for input {name!r}, which decides shapes or a branch ({place})"
+            )
     peak_bytes = check_shapes(source, graph, profiles, native, note, dims_of)
     run_once(source, profiles.first, peak_bytes, note)

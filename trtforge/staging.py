@@ -36,6 +36,10 @@ _PLACE_ERRORS = _FULL | {
 }
 
 
+# Of a folder that is named as data or as a checkpoint, the files that are read, beside config.json.
+_READ_IN_FOLDERS = (".npz", ".safetensors")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Staging:
     """A folder to write an artifact in.
@@ -121,11 +125,19 @@ def check_free(path: Path, force: bool) -> None:
 def check_not_read(path: Path, sources: Iterable[Path | str | None]) -> None:
     """Refuse to write over what the command reads, which `--force` does not mean either.
 
+    Args:
+        path: to be written.
+        sources: files, and folders of data or of a checkpoint.
+
     Raises:
-        InputError: they are one file.
+        InputError: they are one file, or the folder's data or weights are in it.
     """
+    is_content = path.suffix in _READ_IN_FOLDERS or path.name == "config.json"
     for source in sources:
-        if source is not None and path.exists() and Path(source).exists() and path.samefile(source):
+        if source is None or not path.exists() or not Path(source).exists():
+            continue
+        is_inside = is_content and Path(source).is_dir() and path.resolve().is_relative_to(Path(source).resolve())
+        if is_inside or path.samefile(source):
             raise InputError(f"{path} is what this command reads", "it would be lost", "choose another path with -o")
 
 

@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.backends.base import Backend, BuildRequest
 from trtforge.backends.diagnose import describe_place
+from trtforge.engine_options import DEFAULT_OPTIONS, EngineOptions
 from trtforge.errors import BuildError, ChildDiedError, Diagnosis, TrtForgeError
 from trtforge.graph.cut import Cut, Scissors, ShapeTable
 from trtforge.graph.native import OnnxNative
@@ -59,12 +60,24 @@ class Trials:
         backend: the builder.
         target: what the engine has to run on.
         folder: for models, engines and the builder's log.
+        tf32, options: how the builder makes the engine.
     """
 
-    def __init__(self, backend: Backend, target: Target, folder: Path) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        target: Target,
+        folder: Path,
+        *,
+        tf32: bool = True,
+        options: EngineOptions = DEFAULT_OPTIONS,
+    ) -> None:
         self._backend = backend
         self._target = target
         self.folder = folder
+        self._tf32 = tf32
+        # What a part takes to build is of no use for the whole.
+        self._options = dataclasses.replace(options, timing_cache=None)
         self._worker: Child | None = None
 
     def failure(self, graph: gs.Graph, profiles: ProfileSet) -> TrtForgeError | None:
@@ -74,7 +87,7 @@ class Trials:
         if self._worker is None:
             log.unlink(missing_ok=True)
             self._worker = self._backend.start_worker(log)
-        request = BuildRequest(model, self.folder / "part.engine", profiles, self._target)
+        request = BuildRequest(model, self.folder / "part.engine", profiles, self._target, self._tf32, self._options)
         try:
             self._backend.build(request, self._worker)
         except ChildDiedError as err:

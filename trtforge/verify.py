@@ -174,10 +174,9 @@ def _score_one(
         samples = 0
         for batch, expected in zip(_with_progress(run, candidate.label, report), spool.read(), strict=True):
             actual = model.run(batch.feeds)
-            if run.batch == 1:
-                expected = _with_lost_axes(expected, actual)
+            wanted = _with_lost_axes(expected, actual) if run.batch == 1 else expected
             try:
-                accumulator.add(expected, actual, batch.feeds)
+                accumulator.add(wanted, actual, batch.feeds)
             except (ValueError, KeyError) as err:
                 raise InternalError(
                     f"the {candidate.label} does not match the source model",

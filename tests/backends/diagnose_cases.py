@@ -176,7 +176,8 @@ CASES = (
          {**X, "c": fixed()}, None, "", "TensorRT-RTX fails inside on this combination of nodes, types and shapes"),
     Case("no-kernel", "g (float[1,10,4] x, float[1,1,10] z) => (int64[n,3] y) { y = NonMaxSuppression(x,z,m,t,t) }",
          {"x": fixed(1, 10, 4), "z": fixed(1, 1, 10)}, "node0", "NonMaxSuppression",
-         "TensorRT-RTX has no kernel for this node", constants={"m": np.array(3), "t": np.float32(0.5)}),
+         "TensorRT-RTX has no kernel for NonMaxSuppression in this form",
+         constants={"m": np.array(3), "t": np.float32(0.5)}),
     Case("missing-tensor", f"{IN_OUT} {{ y = Add(x,nothing) }}", X, "node0", "Add",
          "it reads a tensor that nothing before it makes"),
     Case("shape-mismatch", "g (float[b,8] x) => (float[4,n] y) <int64[2] s={3,11}, int64[2] t={4,-1}> "

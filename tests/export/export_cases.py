@@ -35,6 +35,13 @@ class Different(Mlp):
         return y * 1.5 if torch.compiler.is_exporting() else y
 
 
+class Branching(nn.Module):
+    def forward(self, x):
+        if x.shape[0] > 3 or x.shape[1] == 1:
+            return x * 2
+        return x + 1
+
+
 def mlp():
     return Mlp(), (torch.randn(1, 4),)
 
@@ -45,6 +52,11 @@ def baked():
 
 def different():
     return Different(), (torch.randn(2, 4),)
+
+
+def branching():
+    names = {"x": {0: "batch", 1: "seq"}}
+    return SimpleNamespace(module=Branching(), example_inputs=(torch.randn(2, 6, 4),), dynamic_shapes=names)
 """
 
 

@@ -72,10 +72,23 @@ def test_the_names_of_the_data_say_which_inputs_are_wanted(here: Path) -> None:
     assert (request.layout, request.input_names) == (None, ("input_ids",))
 
 
+@pytest.mark.parametrize("name", ["net/model.safetensors", "net/config.json", "p.yaml"])
+def test_force_does_not_write_over_what_is_exported(here: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(here / "net")
+    (here / "net" / "model.safetensors").write_bytes(b"weights")
+    (here / "p.yaml").write_text("dims: {}")
+    before = (here / name).read_bytes()
+    assert run(["export", "net", "--profile", "p.yaml", "-o", name, "--force"]) == 2
+    assert f"{name} is what this command reads" in capsys.readouterr().err
+    assert (here / name).read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
         (["model.onnx"], "model.onnx needs no export"),
+        (["no_folder"], "no_folder cannot be exported"),
+        (["export_models:"], "export_models: cannot be exported"),
         (["export_models:mlp", "--opset", "11"], "--opset 11 cannot be used"),
         (["export_models:mlp", "-o", "there.onnx"], "there.onnx exists"),
         (["empty"], "empty is not a Hugging Face model folder"),
@@ -129,6 +142,22 @@ def test_a_model_that_differs_from_torch_is_kept_marked_and_exits_1(
     assert (info["model"], info["passed"], [run["error"] for run in info["runs"]]) == ("m.onnx", False, [None, None])
     assert "warning: the exported model differs from torch on x [2, 4]: output" in captured.err
     assert [entry.key for entry in onnx.load("m.onnx").metadata_props] == [KEY]
+
+
+@needs_torch
+def test_sizes_that_the_code_treats_otherwise_are_not_those_of_the_traced_model(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "p.yaml").write_text(
+        "dims: {batch: {min: 1, opt: 2, max: 8}, seq: {min: 2, opt: 6, max: 8}}\ninputs: {x: [batch, seq, 4]}\n"
+    )
+    assert run(["export", "export_models:branching", "--profile", "p.yaml", "-o", "m.onnx", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["dims"] == {"batch": {"min": 1, "max": 3}, "seq": {"min": 2, "max": None}}
+    assert "warning: the profile gives dim 'batch' 1 to 8, and the model was traced for 1 to 3" in captured.err
+    assert run(["build", "export_models:branching", "--fp32", "--profile", "p.yaml", "-o", "out"]) == 2
+    assert "why: the model was traced for 1 to 3: beyond" in capsys.readouterr().err
+    assert not (here / "out").exists()
 
 
 @needs_torch

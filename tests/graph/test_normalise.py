@@ -95,6 +95,13 @@ def test_types_are_inferred_and_wrong_ones_forgotten(native: OnnxNative) -> None
     assert (inner.dtype, inner.shape) == (np.float32, ["N", 4])
 
 
+def test_false_size_of_an_output_that_is_read_is_not_folded(native: OnnxNative) -> None:
+    body = "g (float[N, 4] x) => (float[1, 4] r, int64[2] y, float[1, 4] z) { r = Relu(x) y = Shape(r) z = Neg(r) }"
+    graph, _ = normalise(graph_of(body), native=native)
+    assert run(graph, {"x": np.zeros((3, 4), np.float32)})[1].tolist() == [3, 4]
+    assert [tensor.shape for tensor in graph.outputs] == [["N", 4], [2], [1, 4]]
+
+
 def test_types_of_unknown_operators_are_believed(native: OnnxNative) -> None:
     body = "g (float[N, 4] x) => (float[N, 4] y) <float[N, 4] a> { a = com.example.F(x) y = Exp(a) }"
     result, _ = normalise(graph_of(body, domains=', "com.example": 1'), native=native)

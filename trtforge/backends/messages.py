@@ -140,6 +140,12 @@ _CONSTANTS = (
 _KERNELS = (
     Rule(
         "no-kernel",
+        r"^op=NonMaxSuppression\n(?s:.*)has no runners that implement it",
+        "{builder} has no kernel for NonMaxSuppression in this form",
+        "let the model end at the boxes and scores, and choose among them outside the engine",
+    ),
+    Rule(
+        "no-kernel",
         # "Could not find": text only.
         r"(?i)could not find any implementation|has no runners that implement it",
         "{builder} has no kernel for this node in this type and shape",

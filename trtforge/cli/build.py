@@ -142,6 +142,8 @@ def print_summary(result: BuildResult) -> None:
     for name, values in parity.metrics.items():
         budget = f", budget {parity.budget}" if parity.figure == name else ""
         rows.append(("", f"{name}: " + ", ".join(f"{key} {value:.4f}" for key, value in values.items()) + budget))
+    if parity.verified and parity.note:
+        rows.append(("", parity.note))
     if m.sensitivity is not None:
         rows.append(("search", m.sensitivity.note))
     for node in parity.worst_nodes:

@@ -19,7 +19,7 @@ def explaining(report: Callable[[Event], None]) -> Callable[[Event], None]:
     told: set[Event] = set()
 
     def show(event: Event) -> None:
-        is_start = event.level == "progress" and not event.detail
+        is_start = event.level == "progress" and not event.detail and event.stage != "cache"
         is_new = event.level == "detail" and event not in told
         told.add(event)
         if is_new or is_start:

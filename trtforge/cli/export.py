@@ -79,7 +79,7 @@ def _print_info(path: Path, info: ExportInfo) -> None:
     rows = [
         ("model", f"{info.architecture} by {info.exporter}"),
         ("opset", f"{info.opset}: {info.opset_reason}"),
-        *(("dim", f"{name}: {dim.min} to {'any' if dim.max is None else dim.max}") for name, dim in info.dims.items()),
+        *(("dim", f"{name}: {dim.limits}") for name, dim in info.dims.items()),
         *(("fixed", f"{entry.name}: {entry.size}, by {entry.reason}") for entry in info.fixed),
     ]
     for run in info.runs:

@@ -26,6 +26,7 @@ def command(
     as_json: options.AsJson = False,
 ) -> int:
     """Show inputs, operators and findings of a model, or accuracy, precision and compiled plan of an artifact."""
+    from trtforge.artifact import damaged_files
     from trtforge.inspection import inspect_model
     from trtforge.limits import DEFAULT_LIMITS
     from trtforge.manifest import load_manifest
@@ -34,6 +35,11 @@ def command(
     limits = DEFAULT_LIMITS.override(limit or ())
     if kind_of(path, "model or artifact") == "folder":
         manifest = load_manifest(path, limits)
+        for name in damaged_files(path, manifest):
+            sys.stderr.write(
+                f"warning: {plain(name)} is missing or not as the manifest records; what follows is of the "
+                "artifact as it was built\n"
+            )
         if as_json:
             print_json(manifest.model_dump(mode="json"))
         else:

@@ -49,7 +49,13 @@ def command(
     spec = BuildSpec(source=source, calib=data, profile=profile, limits=limits)
     with progress_reporter() as report, exported(spec, report) as ready:
         found = describe_profile(
-            ready.model_file, data, ready.profile, limits, buckets=buckets, prefill_decode=prefill_decode
+            ready.model_file,
+            data,
+            ready.profile,
+            limits,
+            buckets=buckets,
+            prefill_decode=prefill_decode,
+            traced=None if ready.exported is None else ready.exported.info.dims,
         )
     if output is not None:
         write_text(output, found.yaml, force)

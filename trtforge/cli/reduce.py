@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtforge.cli import engine_options as engine
 from trtforge.cli import options
 from trtforge.cli.render import plain, print_json, progress_reporter
 
@@ -36,6 +37,14 @@ def command(
     gpu: Annotated[
         str | None, typer.Option(metavar="LIST", help="Compute capabilities, e.g. sm_86,sm_89. Default: portable.")
     ] = None,
+    tf32: Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let fp32 products use TF32.")] = True,
+    plugin: engine.Plugin = None,
+    refit: engine.Refit = False,
+    strip_weights: engine.StripWeights = False,
+    version_compatible: engine.VersionCompatible = False,
+    hardware_compatible: engine.HardwareCompatible = "none",
+    optimization_level: engine.OptimizationLevel = None,
+    workspace: engine.Workspace = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: build/<model>-reduced.onnx.")
     ] = None,
@@ -57,6 +66,17 @@ def command(
         recipe=recipe,
         backend=backend,
         gpu=gpu,
+        tf32=tf32,
+        engine_options=engine.engine_options(
+            plugin,
+            refit,
+            strip_weights,
+            version_compatible,
+            hardware_compatible,
+            optimization_level,
+            workspace,
+            timing_cache=None,
+        ),
         force=force,
         limits=DEFAULT_LIMITS.override(limit or ()),
     )

@@ -12,6 +12,8 @@ from trtforge.isolation import Arrays, Handler, Meta, Progress
 
 # What the two models are compared on: sizes by dim, and the seed of the values.
 _runs: list[tuple[dict[str, int], int]] = []
+# The same, with one dim of size 1 each.
+_ones: dict[str, tuple[dict[str, int], int]] = {}
 _model: Any = None
 
 
@@ -38,6 +40,7 @@ def _handle_export(meta: Meta, _: Arrays, report: Progress) -> tuple[Meta, Array
     dims = dim_ranges(_model, program)
     write_onnx(_model, program, Path(meta["output"]), meta["opset"])
     _choose_runs(dims)
+    _choose_ones(dims)
     return {
         "architecture": _model.architecture,
         "dims": {name: entry.model_dump() for name, entry in dims.items()},
@@ -45,6 +48,7 @@ def _handle_export(meta: Meta, _: Arrays, report: Progress) -> tuple[Meta, Array
         "notes": _model.notes,
         "exporter": _versions(meta["kind"]),
         "runs": len(_runs),
+        "ones": list(_ones),
     }, {}
 
 
@@ -88,6 +92,17 @@ def _choose_runs(dims: Mapping[str, Any]) -> None:
     _runs.append((_model.sizes, 1))
 
 
+def _choose_ones(dims: Mapping[str, Any]) -> None:
+    """Runs with a dim of size 1, for each that may have it, that the original takes it for, and no run has yet."""
+    for name in _model.sizes:
+        if name not in dims or dims[name].min > 1 or any(sizes[name] == 1 for sizes, _ in _runs):
+            continue
+        sizes = {**_model.sizes, name: 1}
+        with contextlib.suppress(Exception):
+            _model.run(_model.inputs_at(sizes, 1))
+            _ones[name] = (sizes, 1)
+
+
 def _versions(kind: str) -> str:
     import torch
 
@@ -101,7 +116,7 @@ def _versions(kind: str) -> str:
 
 def _handle_run(meta: Meta, _: Arrays, __: Progress) -> tuple[Meta, Arrays]:
     """Inputs and outputs of one run, as `in:NAME` and `out:NAME`."""
-    sizes, seed = _runs[meta["index"]]
+    sizes, seed = (list(_ones.values()) if meta["kind"] == "one" else _runs)[meta["index"]]
     inputs = _model.inputs_at(sizes, seed)
     try:
         outputs = _model.run(inputs)

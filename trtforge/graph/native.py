@@ -193,7 +193,7 @@ def _infer(model: onnx.ModelProto, follows_values: bool) -> tuple[onnx.ModelProt
     except Exception as err:
         # InferenceError, RuntimeError and pybind's types: types are a help, not a condition.
         return model, {"inference_error": str(err) or type(err).__name__, "follows_values": follows_values}
-    for body, ports in zip(all_bodies(inferred), declared, strict=True):
+    for number, (body, ports) in enumerate(zip(all_bodies(inferred), declared, strict=True)):
         for info in [*body.value_info, *_ports(body)]:
             for dim in info.type.tensor_type.shape.dim:
                 # Inference's own names for sizes that it does not know.
@@ -201,8 +201,19 @@ def _infer(model: onnx.ModelProto, follows_values: bool) -> tuple[onnx.ModelProt
                     dim.Clear()
         for port, stated in zip(_ports(body), ports, strict=True):
             if stated.type.HasField("tensor_type") and stated.type.tensor_type.HasField("shape"):
+                if number == 0:
+                    _fill_open_sizes(stated, port)
                 port.CopyFrom(stated)
     return inferred, {"inference_error": "", "follows_values": follows_values}
+
+
+def _fill_open_sizes(stated: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto) -> None:
+    """Give dims without a size or name what inference found; a loop's body may change it from trip to trip."""
+    mine, found = stated.type.tensor_type.shape.dim, inferred.type.tensor_type.shape.dim
+    if len(mine) == len(found):
+        for dim, other in zip(mine, found, strict=True):
+            if not dim.WhichOneof("value"):
+                dim.CopyFrom(other)
 
 
 def _ports(body: Body) -> list[onnx.ValueInfoProto]:

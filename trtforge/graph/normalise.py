@@ -1,6 +1,7 @@
 """Bring a graph into the one form that the other stages work on.
 
-    names unique -> local functions inlined, opset raised, types inferred (one call of the child process)
+    names unique -> scales of Resize made float32
+    -> local functions inlined, opset raised, types inferred (one call of the child process)
     -> GroupNormalization repaired -> until nothing changes: the passes of simplify.py, types inferred again
 
 Inputs and outputs keep names, order and types; inputs that nothing reads stay. Weights never leave this process. The
@@ -18,7 +19,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError, InternalError
 from trtforge.graph.collection import without_collection
-from trtforge.graph.edit import sort_nodes
+from trtforge.graph.edit import is_onnx_op, sort_nodes
 from trtforge.graph.intake import Operators, describe_rewrites
 from trtforge.graph.load import graph_from_model
 from trtforge.graph.names import make_names_unique
@@ -26,6 +27,7 @@ from trtforge.graph.native import OnnxNative, PreparedModel, open_native
 from trtforge.graph.opset import LOWEST_OPSET
 from trtforge.graph.passes.cleanup import move_constants
 from trtforge.graph.passes.groupnorm import widen_group_norms
+from trtforge.graph.passes.resize import mend_resize_scales
 from trtforge.graph.protos import all_bodies
 from trtforge.graph.save import IR_VERSION, skeleton_from_graph
 from trtforge.graph.simplify import QDQ_OPS, Simplified, check_qdq, simplify
@@ -97,8 +99,10 @@ def normalise(
     _check_opset(graph.opset)
     source_opset = graph.opset
     inputs, outputs = ([(t.name, t.dtype, t.shape) for t in tensors] for tensors in (graph.inputs, graph.outputs))
+    doubted = _forget_sizes_read(graph)
     num_renamed = make_names_unique(graph)
     num_constants = move_constants(graph)
+    mended = mend_resize_scales(graph)
     with open_native(native) as child:
         skeleton = skeleton_from_graph(graph)
         prepared = child.prepare(skeleton.model, opset)
@@ -110,7 +114,7 @@ def normalise(
         sort_nodes(result)
         done = simplify(result, child, operators=operators)
     result.ir_version = IR_VERSION
-    _restore_ports(result, inputs, outputs)
+    _restore_ports(result, inputs, outputs, doubted)
     notes = [f"opset {result.opset} kept: {prepared.conversion_error}"] if prepared.conversion_error else []
     notes += [f"types not inferred: {prepared.inference_error}"] if prepared.inference_error else []
     return result, NormaliseReport(
@@ -128,7 +132,7 @@ def normalise(
         num_dead=done.counts["dead"],
         num_renamed=num_renamed,
         num_qdq=done.num_qdq,
-        notes=(*notes, *simplification_notes(done)),
+        notes=(*notes, *mended, *simplification_notes(done)),
     )
 
 
@@ -164,8 +168,35 @@ def _check_preparation(prepared: PreparedModel, source_opset: int, opset: int) -
     check_qdq("opset conversion", prepared.num_qdq, sum(node.op_type in QDQ_OPS for node in nodes))
 
 
-def _restore_ports(graph: gs.Graph, inputs: list[_Port], outputs: list[_Port]) -> None:
-    """Give inputs and outputs back what the source states; what it leaves open is taken from inference."""
+def _forget_sizes_read(graph: gs.Graph) -> set[str]:
+    """Take the stated sizes off the outputs that nodes read too, in place: inference tells them. Gives their names.
+
+    A file whose inputs were opened by hand often still states a batch of 1 for its outputs. ONNX Runtime only warns of
+    that; here it would be folded into the shapes that follow. What operators give that onnx does not know is believed.
+    """
+    doubted = set()
+    for tensor in graph.outputs:
+        is_read = isinstance(tensor, gs.Variable) and tensor.outputs and all(is_onnx_op(node) for node in tensor.inputs)
+        if is_read and tensor.shape is not None:
+            tensor.shape = [dim if isinstance(dim, str) else None for dim in tensor.shape]
+            doubted.add(tensor.name)
+    return doubted
+
+
+def _merge_shapes(stated: Any, inferred: Any) -> Any:
+    """What a file states of an output, with the sizes that inference knows better."""
+    if stated is None or inferred is None or len(stated) != len(inferred):
+        return inferred if stated is None else stated
+    return [
+        found if isinstance(size, int) and isinstance(found, int | str) else size
+        for size, found in zip(stated, inferred, strict=True)
+    ]
+
+
+def _restore_ports(graph: gs.Graph, inputs: list[_Port], outputs: list[_Port], doubted: set[str]) -> None:
+    """Give inputs and outputs back what the source states; what it leaves open is taken from inference, and so are the
+    sizes of the outputs in `doubted`.
+    """
     for kind, ports, tensors in (("input", inputs, graph.inputs), ("output", outputs, graph.outputs)):
         if [port[0] for port in ports] != [tensor.name for tensor in tensors]:
             raise InternalError(
@@ -173,7 +204,10 @@ def _restore_ports(graph: gs.Graph, inputs: list[_Port], outputs: list[_Port]) -
                 f"from {[port[0] for port in ports]} to {[tensor.name for tensor in tensors]}",
                 "report the model",
             )
-        for (_, dtype, shape), tensor in zip(ports, tensors, strict=True):
+        for (name, dtype, shape), tensor in zip(ports, tensors, strict=True):
             if isinstance(tensor, gs.Variable):
                 tensor.dtype = tensor.dtype if dtype is None else dtype
-                tensor.shape = tensor.shape if shape is None else shape
+                if name in doubted:
+                    tensor.shape = _merge_shapes(shape, tensor.shape)
+                else:
+                    tensor.shape = tensor.shape if shape is None else shape

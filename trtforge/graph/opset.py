@@ -89,7 +89,7 @@ def raise_opset(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, st
             model = shape_inference.infer_shapes(model)
     _Repairs(model, current).run()
     reason = ""
-    for wanted in range(opset, max(current, LOWEST_OPSET - 1), -1):
+    for wanted in range(opset, max(current, min(opset, LOWEST_OPSET) - 1), -1):
         try:
             converted = version_converter.convert_version(model, wanted)
         except Exception as err:

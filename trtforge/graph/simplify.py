@@ -135,7 +135,7 @@ def _count_qdq(graph: gs.Graph) -> int:
 
 
 def write_types(graph: gs.Graph, model: onnx.ModelProto) -> None:
-    """Set types to what inference found: of every inner tensor, which may be nothing, and of outputs that state none.
+    """Set types to what inference found: of every inner tensor, which may be nothing, and what outputs leave open.
 
     Names are unique.
     """
@@ -152,6 +152,12 @@ def write_types(graph: gs.Graph, model: onnx.ModelProto) -> None:
             if isinstance(tensor, gs.Variable) and tensor.name and id(tensor) not in ports:
                 tensor.dtype, tensor.shape = types.get(tensor.name, (None, None))
     for tensor in graph.outputs:
-        if isinstance(tensor, gs.Variable) and tensor.shape is None and tensor.name in types:
-            dtype, tensor.shape = types[tensor.name]
+        if isinstance(tensor, gs.Variable) and tensor.name in types:
+            dtype, shape = types[tensor.name]
             tensor.dtype = dtype if tensor.dtype is None else tensor.dtype
+            if tensor.shape is None:
+                tensor.shape = shape
+            elif shape is not None and len(shape) == len(tensor.shape):
+                tensor.shape = [
+                    found if stated is None else stated for stated, found in zip(tensor.shape, shape, strict=True)
+                ]

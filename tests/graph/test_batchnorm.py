@@ -107,6 +107,23 @@ def test_what_cannot_be_folded_stays(native: OnnxNative, port: str, nodes: str, 
     assert "BatchNormalization" in ops(graph) and report.num_batch_norms == 0
 
 
+@pytest.mark.parametrize("layer", ["Conv(x, w)", "Gemm<beta = 2.0>(x, w, c)"])
+@pytest.mark.parametrize(("variance", "is_folded"), [("1e6", False), ("1", True)])
+def test_a_weight_that_would_be_too_small_for_int8_stays(
+    native: OnnxNative, layer: str, variance: str, is_folded: bool
+) -> None:
+    is_conv = layer.startswith("Conv")
+    port = "float[2, 3, 5] x" if is_conv else "float[2, 3] x"
+    shape, bias = ("4, 3, 2", "") if is_conv else ("3, 4", ", float[4] c = {1, 2, 3, 4}")
+    weights = f"float[{shape}] w = {numbers(*map(int, shape.split(',')))}{bias}, float[4] g = {{1, 1, 1, 1}}, "
+    weights += f"float[4] b = {{0, 0, 0, 0}}, float[4] m = {{0, 0, 0, 0}}, float[4] v = {{{', '.join([variance] * 4)}}}"
+    graph, report = normalised(
+        f"g ({port}) => (float[] y) <{weights}> {{ a = {layer} {NORM} }}", native, feed(port), tolerance=1e-4
+    )
+    assert report.num_batch_norms == is_folded
+    assert ("BatchNormalization" in ops(graph)) != is_folded
+
+
 def test_shared_weights_are_folded_for_each_layer(native: OnnxNative) -> None:
     body = f"""g (float[2, 3, 5] x) => (float[] y, float[] z) <{PARAMETERS}, float[4, 3, 2] w = {numbers(4, 3, 2)}> {{
         a = Conv(x, w) {NORM} k = Conv(x, w) z = BatchNormalization(k, v, m, b, v) }}"""

@@ -11,9 +11,10 @@ import numpy as np
 from trtforge.graph.storage import release_pages
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Casts a model in this process, and says by how many bytes its peak rose above that of a tiny one.
+# Casts a model in its process, and says by how many of its bytes the peak rose above that of a tiny one. VmHWM starts
+# anew with a program; ru_maxrss would count the one that started it.
 SCRIPT = """
-import resource, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, {benchmarks!r})
 from large_model import cast_model, make_model
@@ -22,7 +23,8 @@ peaks = []
 for name, layers, rows in (("tiny", 2, 8), ("large", 8, 2048)):
     num_bytes = make_model(folder / f"{{name}}.onnx", layers, rows, 4096)
     cast_model(folder / f"{{name}}.onnx", folder / f"{{name}}_fp16.onnx")
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    status = Path("/proc/self/status").read_text()
+    peaks.append(1024 * int(status.partition("VmHWM:")[2].split()[0]))
 print((peaks[1] - peaks[0]) / num_bytes)
 """
 

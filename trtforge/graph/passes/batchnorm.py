@@ -4,7 +4,8 @@
 
 Before calibration, so that ranges and weight scales are those of the kernel that runs. Only where every number is a
 float32 or float64 constant and nothing else reads the layer's result; a layer whose weight comes out of a
-DequantizeLinear stays as it is. The products are formed in float64.
+DequantizeLinear stays as it is, and so does one whose weights would become too small for a float16 scale. The products
+are formed in float64.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from trtforge.graph.names import UniqueNames
 from trtforge.graph.passes.cleanup import give_output
 
 Array = np.ndarray[Any, Any]
+
+# Below it an INT8 weight's scale, amax / 127, is no normal float16 number (the smallest is 2^-14).
+_LEAST_AMAX = 127 * 2.0**-14
 
 
 def fold_batch_norms(graph: gs.Graph) -> int:
@@ -37,7 +41,7 @@ def fold_batch_norms(graph: gs.Graph) -> int:
             if layer is None or id(layer) not in local:
                 continue
             weights = _FOLD[layer.op](layer, *_scale_and_shift(norm))
-            if weights is None:
+            if weights is None or _becomes_tiny(layer.inputs[1].values, weights[0]):
                 continue
             names = names or UniqueNames(graph)
             _set_weights(layer, *weights, names)
@@ -53,6 +57,12 @@ def fold_batch_norms(graph: gs.Graph) -> int:
             folded.add(id(norm))
     remove_nodes(graph, lambda node: id(node) in folded)
     return len(folded)
+
+
+def _becomes_tiny(weight: Array, folded: Array) -> bool:
+    """Whether folding takes a weight out of the range that INT8 with float16 scales has."""
+    before, after = (float(np.abs(values).max(initial=0.0)) for values in (weight, folded))
+    return after < _LEAST_AMAX <= before
 
 
 def _layer_before(norm: gs.Node, outputs: set[int]) -> gs.Node | None:
@@ -121,7 +131,6 @@ def _fold_gemm(layer: gs.Node, scale: Array, shift: Array) -> Weights | None:
     bias = _bias(layer, scale.size, layer.attrs.get("beta", 1.0))
     if bias is None:
         return None
-    layer.attrs.pop("beta", None)
     return weight * (scale[:, None] if is_transposed else scale), _shifted(bias, scale, shift)
 
 
@@ -143,6 +152,7 @@ def _shifted(bias: Array | None, scale: Array, shift: Array) -> Array:
 
 def _set_weights(layer: gs.Node, weight: Array, bias: Array, names: UniqueNames) -> None:
     dtype = layer.inputs[1].values.dtype
+    layer.attrs.pop("beta", None)
     inputs = [layer.inputs[0], gs.Constant(names.tensor(f"{layer.inputs[1].name}_scaled"), weight.astype(dtype))]
     if layer.op != "MatMul":
         inputs.append(gs.Constant(names.tensor(f"{layer.name}_bias"), bias.astype(dtype)))

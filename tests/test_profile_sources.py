@@ -222,7 +222,7 @@ def test_a_template_that_is_not_filled_in_is_told_so(tmp_path: Path, text: str, 
 
 
 def test_a_question_mark_in_a_comment_is_none(tmp_path: Path) -> None:
-    load(tmp_path, "# how long: ?\n" + BERT_YAML, BERT)
+    assert load(tmp_path, "# how long: ?\n" + BERT_YAML, BERT) == load(tmp_path, BERT_YAML, BERT)
 
 
 def test_sizes_that_the_graph_fixes_are_filled_in() -> None:

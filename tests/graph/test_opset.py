@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from graph_models import graph_of, run
-from rewrite_checks import normalised
+from rewrite_checks import count, normalised
 
 from trtforge.errors import InputError
+from trtforge.graph.edit import is_array
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import normalise
 
@@ -61,14 +62,19 @@ def test_meaning_survives(native: OnnxNative, port: str, opsets: tuple[int, ...]
 def test_bounds_and_values_get_the_type_of_their_tensor(native: OnnxNative, nodes: str) -> None:
     x = np.array([[0.1, 0.4, 0.9]], np.float16)
     for opset in (7, 10):
-        normalised(f"g (float16[N, 3] x) => (float16[] y) {{ {nodes} }}", native, {"x": x}, opset=opset)
+        body = f"g (float16[N, 3] x) => (float16[] y) {{ {nodes} }}"
+        graph, report = normalised(body, native, {"x": x}, opset=opset)
+        assert report.opset == 23
+        values = [tensor.values for tensor in graph.nodes[0].inputs if is_array(tensor)]
+        assert {value.dtype for value in values if value.dtype.kind == "f"} == {np.dtype(np.float16)}
 
 
 def test_normalisation_of_two_dims_is_per_channel_anyway(native: OnnxNative) -> None:
     body = """g (float[N, 3] x) => (float[] y)
         <float[3] s = {1, 2, 3}, float[3] b = {0.1, 0.2, 0.3}, float[3] m = {0.5, 0.6, 0.7}, float[3] v = {1, 2, 3}>
         { y = BatchNormalization<spatial = 0>(x, s, b, m, v) }"""
-    normalised(body, native, {"x": X[0, :, :3, 0].T.copy()[:2]}, opset=8, tolerance=1e-6)
+    graph, report = normalised(body, native, {"x": X[0, :, :3, 0].T.copy()[:2]}, opset=8, tolerance=1e-6)
+    assert report.opset == 23 and "spatial" not in graph.nodes[0].attrs
 
 
 def test_normalisation_in_training_is_refused(native: OnnxNative) -> None:
@@ -122,7 +128,9 @@ def test_repaired_operators_inside_a_model_keep_their_neighbours(native: OnnxNat
         u = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]>(x) c = Clip<min = 0.0>(u) p = Pad<pads = [0, 0, 1,
         2, 0, 0, 0, 1]>(c) y = Softmax<axis = 1>(p) k = Hardmax(p) a, b = Split<axis = 2>(u) z = Add(a, b) }"""
     for opset in (7, 8):
-        normalised(body, native, {"x": X}, opset=opset, tolerance=1e-6)
+        graph, report = normalised(body, native, {"x": X}, opset=opset, tolerance=1e-6)
+        assert report.opset == 23 and count(graph, "Upsample") == 0
+        assert [tensor.name for tensor in graph.outputs] == ["y", "z"]
 
 
 def test_operator_without_a_newer_kernel_stops_at_opset_21(native: OnnxNative) -> None:
@@ -138,4 +146,6 @@ def test_repairs_reach_into_branches(native: OnnxNative) -> None:
         <then_branch = t () => (float[] a) { u = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]>(x)
             a = GlobalMaxPool(u) },
          else_branch = e () => (float[] b) { k = Hardmax<axis = 1>(x) b = GlobalAveragePool(k) }> }"""
-    normalised(body, native, {"c": np.array(True), "x": X}, {"c": np.array(False), "x": X}, opset=8, tolerance=1e-6)
+    feeds = [{"c": np.array(choice), "x": X} for choice in (True, False)]
+    graph, report = normalised(body, native, *feeds, opset=8, tolerance=1e-6)
+    assert report.opset == 23 and count(graph, "If") == 1 and count(graph, "Upsample") == 0

@@ -134,8 +134,8 @@ class ShapeProbe:
                 self._visit(index, step)
             except MisfitError as err:
                 return Conflict(index, step.node.name, step.node.op_type, err.why, err.sizes)
-            except Exception:
-                # A node with attributes or ranks that its operator does not have raises anything; others refuse it.
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                # Attributes or ranks that the operator does not have: its outputs stay unknown, and others refuse it.
                 continue
         return None
 

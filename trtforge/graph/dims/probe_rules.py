@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.lib.array_utils import normalize_axis_index
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, Any]
@@ -36,6 +37,11 @@ def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
         if attribute.name == name:
             return onnx.helper.get_attribute_value(attribute)
     return default
+
+
+def _axis(node: onnx.NodeProto, rank: int) -> int:
+    """The attribute `axis` counted from the front; one beyond the rank is an error, and the node's shape unknown."""
+    return normalize_axis_index(int(_attribute(node, "axis", 0)), rank)
 
 
 def _same(_: onnx.NodeProto, inputs: Sequence[Shape | None], __: Sequence[Array | None]) -> list[Shape | None]:
@@ -91,10 +97,9 @@ def _concat(
     node: onnx.NodeProto, inputs: Sequence[Shape | None], __: Sequence[Array | None]
 ) -> Sequence[Shape | None] | None:
     shapes = [shape for shape in inputs if shape is not None]
-    axis = int(_attribute(node, "axis", 0))
     if not shapes or any(len(shape) != len(shapes[0]) for shape in shapes) or not shapes[0]:
         return None
-    axis %= len(shapes[0])
+    axis = _axis(node, len(shapes[0]))
     result = list(shapes[0])
     for shape in shapes[1:]:
         for index, size in enumerate(shape):
@@ -145,7 +150,7 @@ def _gather(
     shape, where, indices = inputs[0], inputs[1], values[1]
     if not shape or where is None:
         return None
-    axis = int(_attribute(node, "axis", 0)) % len(shape)
+    axis = _axis(node, len(shape))
     if indices is not None and indices.size and int(indices.max()) >= shape[axis]:
         raise MisfitError(
             f"it reads entry {int(indices.max())} of a table of {shape[axis]} (axis {axis} of {list(shape)})"

@@ -113,8 +113,8 @@ def choose_models(prefixes: Sequence[str]) -> list[str]:
     return [name for name in MODELS if name.startswith(tuple(prefixes))]
 
 
-def run_model(name: str, options: argparse.Namespace, limits: Limits) -> Row:
-    """Return a model's row, from the last run where that has it."""
+def run_model(name: str, options: argparse.Namespace, limits: Limits) -> None:
+    """Finish a model's row: the steps that the last run does not have."""
     kept = options.folder / "rows" / f"{name}.json"
     row: Row = json.loads(kept.read_text("utf-8")) if kept.exists() and not options.again else {}
     steps = [step for step in options.steps if step not in row]
@@ -122,7 +122,12 @@ def run_model(name: str, options: argparse.Namespace, limits: Limits) -> Row:
         row |= measure_model(MODELS[name], prepare_model(name, options.folder), limits, steps)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(row, indent=1) + "\n", "utf-8")
-    return row
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """Return the rows that earlier runs finished, in the table's order: a run of a few models keeps the others."""
+    kept = {name: folder / "rows" / f"{name}.json" for name in MODELS}
+    return {name: json.loads(path.read_text("utf-8")) for name, path in kept.items() if path.exists()}
 
 
 def parse_options() -> argparse.Namespace:
@@ -148,7 +153,7 @@ def main() -> None:
     limits = Limits(options.timeout, int(MEMORY_SHARE * psutil.virtual_memory().available))
     result: Row = {
         "conditions": describe_machine(("trtforge", "tensorrt-rtx-cu13", "onnxruntime", "onnx")),
-        "models": {},
+        "models": read_rows(options.folder),
     }
     for name in chosen:
         try:
@@ -156,7 +161,8 @@ def main() -> None:
                 files = prepare_model(name, options.folder)
                 print(f"{name:<22} {MODELS[name].package:<32} {files.model.stat().st_size / 1e6:7.1f} MB", flush=True)
                 continue
-            result["models"][name] = run_model(name, options, limits)
+            run_model(name, options, limits)
+            result["models"] = read_rows(options.folder)
         except SetupError as err:
             print(f"{name:<22} left out: {err}", file=sys.stderr, flush=True)
             continue

@@ -263,24 +263,27 @@ def test_code_of_a_folder_is_not_run(watch: Watch) -> None:
 
 
 PROFILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "no YAML": ("inputs: [x", ("p.yaml",)),
+    "no YAML": ("inputs: [x", ("p.yaml is not valid YAML",)),
     "a list": ("- x", ("p.yaml", "mapping")),
-    "an object to make": ("!!python/object/apply:os.system ['touch ran']", ("p.yaml",)),
+    "an object to make": (
+        "!!python/object/apply:os.system ['touch ran']",
+        ("p.yaml is not valid YAML", "tags (!name) are not allowed"),
+    ),
     "an unknown key": ("inputs: {x: [2, 4]}\nshapes: {}", ("unknown key 'shapes'",)),
     "text in the place of a size": ("inputs: {x: [two, 4]}", ("two",)),
     "an input left out": ("inputs: {}", ("x",)),
     "a dim without a range": ("inputs: {x: [rows, 4]}", ("rows",)),
     "twice the same profile": (
-        "profiles: {a: {inputs: {x: [2, 4]}}, a: {inputs: {x: [3, 4]}}}",
-        ("p.yaml",),
+        "inputs: {x: [2, 4]}\nprofiles: [{name: a}, {name: a}]",
+        ("repeats a profile name",),
     ),
     "two sizes for a fixed axis": (
         "dims: {c: {min: 1, opt: 4, max: 8}}\ninputs: {x: [2, c]}",
         ("axis 1 of input 'x'", "fixes it to 4"),
     ),
-    "values for an input that no shape depends on": (
+    "values for an input of floats": (
         "inputs: {x: [2, 4]}\nvalues: {x: {min: [1], opt: [1], max: [1]}}",
-        ("'x'",),
+        ("values for 'x'", "integer inputs that hold a shape; this one is float32"),
     ),
     "a size beyond what TensorRT counts": ("inputs: {x: [99999999999, 4]}", ("99999999999",)),
 }

@@ -42,6 +42,19 @@ def test_prefill_has_an_empty_cache_and_decode_one_token() -> None:
     }
 
 
+def test_data_with_an_empty_cache_only_still_give_decode_a_token_to_read() -> None:
+    base = Profile(
+        "default",
+        {
+            "ids": ShapeRange((1, 1), (1, 8), (1, 16)),
+            "past_key": ShapeRange((1, 2, 0, 4), (1, 2, 0, 4), (1, 2, 0, 4)),
+            "mask": ShapeRange((1, 1), (1, 8), (1, 16)),
+        },
+    )
+    _, decode = phase_profiles(ProfileSet((base,), "data"), SPECS, REPORT).profiles
+    assert decode.inputs["past_key"] == ShapeRange((1, 2, 1, 4), (1, 2, 1, 4), (1, 2, 1, 4))
+
+
 def test_the_template_says_what_follows() -> None:
     assert phase_template(SPECS, REPORT) == (
         "profiles:\n"

@@ -170,6 +170,14 @@ def test_values_for_a_float_input_are_refused(tmp_path: Path) -> None:
     assert "this one is float32" in refusal(tmp_path, text, IMAGE).why
 
 
+@pytest.mark.parametrize(("dtype", "number"), [("int32", 2**31), ("int32", -(2**31) - 1), ("int64", 2**63)])
+def test_values_beyond_the_type_of_the_input_are_refused(tmp_path: Path, dtype: str, number: int) -> None:
+    span = f"{{min: [{min(number, 1)}], opt: [1], max: [{max(number, 1)}]}}"
+    error = refusal(tmp_path, f"values: {{size: {span}}}", (TensorSpec("size", dtype, (1,)),))
+    assert f"gives 'size' the value {number}" in error.what
+    assert error.why.startswith(f"it is {dtype}, which ends at -")
+
+
 def test_a_wrong_number_of_values_is_refused(tmp_path: Path) -> None:
     specs = (TensorSpec("size", "int64", (2,)),)
     error = refusal(tmp_path, "values: {size: {min: [1], opt: [1], max: [1]}}", specs)

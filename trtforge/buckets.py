@@ -160,7 +160,7 @@ def bucket_profiles(base: Profile, dim: DimFact, report: DimReport, smallest: in
     for cap in caps:
         sizes = {dim.name: (low, cap, cap)}
         profiles.append(with_dims(base, f"up_to_{cap}", sizes, report))
-        low = cap + 1 if dim.multiple == 1 else cap + dim.multiple
+        low = cap + dim.multiple
     return ProfileSet(tuple(profiles), "data")
 
 

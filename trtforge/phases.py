@@ -47,7 +47,7 @@ def phase_profiles(profiles: ProfileSet, specs: Sequence[TensorSpec], report: Di
     new = _span(base.inputs[tokens.axes[0][0]], tokens.axes[0][1])
     past = _span(base.inputs[cached.axes[0][0]], cached.axes[0][1])
     prompt = (new[0], new[1] if new[1] > 1 else new[2], new[2])
-    cache = (max(1, past[0]), past[1] or past[2], max(1, past[2]))
+    cache = (max(1, past[0]), max(1, past[1] or past[2]), max(1, past[2]))
     return ProfileSet(
         (
             with_dims(base, PREFILL, {tokens.name: prompt, cached.name: (0, 0, 0)}, report),

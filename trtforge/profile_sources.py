@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pydantic
 
 from trtforge.errors import InputError
@@ -250,12 +251,13 @@ def _resolve(
     by_name = {spec.name: spec for spec in specs}
     for name, value in {**content.values, **override.values}.items():
         _check_known(name, by_name, "input", place, f"the model's inputs are {', '.join(sorted(by_name))}")
-        _check_values(by_name[name], len(value.min), place)
+        _check_values(by_name[name], value, place)
         values[name] = ShapeRange(value.min, value.opt, value.max)
     return Profile(override.name, inputs, values)
 
 
-def _check_values(spec: TensorSpec, count: int, place: str) -> None:
+def _check_values(spec: TensorSpec, value: ValueRange, place: str) -> None:
+    count = len(value.min)
     if spec.dtype not in SHAPE_DTYPES:
         raise InputError(
             f"{place} gives values for '{spec.name}'",
@@ -267,6 +269,14 @@ def _check_values(spec: TensorSpec, count: int, place: str) -> None:
             f"{place} gives {count} values for '{spec.name}'",
             f"the model has {spec.describe()}",
             "give one value per element",
+        )
+    limits = np.iinfo(spec.dtype)
+    beyond = next((number for number in (*value.min, *value.max) if not limits.min <= number <= limits.max), None)
+    if beyond is not None:
+        raise InputError(
+            f"{place} gives '{spec.name}' the value {beyond}",
+            f"it is {spec.dtype}, which ends at {limits.min} and {limits.max}",
+            "give a value within them",
         )
 
 

@@ -166,7 +166,8 @@ class _Profiling:
         dim = self._masked_dim() or length_dim(profiles, self._report)
         name, axis = dim.axes[0]
         largest = profiles.first.inputs[name].max[axis]
-        lengths = _lengths(self._data, dim)
+        # A sample is padded at least to the next size that the graph takes.
+        lengths = [max(dim.low, -(-length // dim.multiple) * dim.multiple) for length in _lengths(self._data, dim)]
         bucketing = choose_buckets(lengths, count, self._work(profiles, dim, lengths), largest)
         return bucket_profiles(profiles.first, dim, self._report, min(lengths), bucketing.caps), bucketing
 
@@ -178,7 +179,7 @@ class _Profiling:
     def _work(self, profiles: ProfileSet, dim: DimFact, lengths: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
         """FLOPs of one sample by length: counted at the smallest, the middle and the largest."""
         low, high = min(lengths), max(lengths)
-        sizes = sorted({low, (low + high) // 2, high})
+        sizes = sorted({low, max(low, (low + high) // 2 // dim.multiple * dim.multiple), high})
         flops = []
         for size in sizes:
             at = with_dims(profiles.first, "work", {dim.name: (size, size, size)}, self._report)

@@ -48,12 +48,12 @@ COMMANDS: tuple[list[str], ...] = (
     ["profile", "model.onnx", "--data", "data.npz", "--buckets", "2"],
     ["quantize", "model.onnx", "--profile", "profile.yaml", "--calib", "data.npz", "-o", "out"],
 )
-# Commands that read the damaged file take the larger share.
+# What runs on a damaged profile or damaged data: the commands that read it.
 READERS = {name: tuple(command for command in COMMANDS if name in command) for name in ("profile.yaml", "data.npz")}
 
 
-class HangError(Exception):
-    """A command that did not end."""
+class HangError(BaseException):
+    """A command that did not end; no `except Exception` on the way may take it for a failure."""
 
 
 def _alarm(number: int, frame: object) -> None:

@@ -25,7 +25,7 @@ GOOD = "error: it\n  why: so\n  fix: this\n"
 def test_damaged_inputs_are_refused_or_harmless(first: int, tmp_path: Path) -> None:
     driver = Path(__file__).with_name("fuzz_driver.py")
     command = [sys.executable, str(driver), str(tmp_path), "--seed", SEED, "--first", str(first), "--count", str(CHUNK)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CHUNK * 150)
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert (done.returncode, len(results)) == (0, CHUNK), (
         f"ended at input {first + len(results)}: {done.stderr[-2000:]}"

@@ -51,7 +51,8 @@ def command(
         found = describe_profile(
             ready.model_file,
             data,
-            ready.profile,
+            # Data that is given wins over a file that only the conventions name, which an export has looked up.
+            profile if data is not None else ready.profile,
             limits,
             buckets=buckets,
             prefill_decode=prefill_decode,

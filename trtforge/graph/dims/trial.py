@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from trtforge.graph.dims.probe import Conflict, ShapeProbe
 from trtforge.graph.dims.probe_rules import ELEMENTWISE, Shape
+from trtforge.graph.names import is_dim_name
 
 Axis = tuple[str, int]
 Candidates = Callable[[Conflict, Sequence["TrialDim"]], Iterator[int]]
@@ -62,8 +63,8 @@ class TrialDim:
 
 
 def is_plain_name(name: str | None) -> bool:
-    """Whether a dim's name says something and can be one in a profile file; tf2onnx calls dims unk__1 and so on."""
-    return name is not None and re.fullmatch(r"(?!unk__)[A-Za-z_][A-Za-z0-9_]*", name) is not None
+    """Whether a dim's name says something and can be one in a profile file."""
+    return name is not None and is_dim_name(name) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
 
 
 class Trial:

@@ -153,6 +153,15 @@ def test_bad_input_is_named_and_exits_2(
     assert sorted(path.name for path in model.parent.iterdir()) == ["net.onnx"]
 
 
+def test_operators_are_judged_by_the_opset_that_a_build_raises_to(tmp_path: Path) -> None:
+    body = "g (float[N, 4] x) => (float[N, 4] y) { y = com.microsoft.Gelu(x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> {body}')
+    onnx.save(model, tmp_path / "m.onnx")
+    described = trtforge.inspect_model(tmp_path / "m.onnx").findings
+    for findings in (trtforge.lint_model(tmp_path / "m.onnx").findings, described):
+        assert [finding.why for finding in findings] == ["only ONNX Runtime and others run it"]
+
+
 def test_an_opset_that_is_too_old_is_raised(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["": 10]>\n{PAIR}'.replace("w)", "b)")), path)

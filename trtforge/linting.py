@@ -8,7 +8,7 @@ from typing import Any
 
 from trtforge.artifact import write_model
 from trtforge.graph.lint import Finding, Fixed, fix, lint
-from trtforge.graph.normalise import normalise
+from trtforge.graph.normalise import TARGET_OPSET, normalise
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.stages import load_source
 from trtforge.staging import check_free
@@ -84,10 +84,10 @@ def lint_model(
     if output is not None:
         check_free(output, force)
     graph, _ = normalise(load_source(source, limits).graph, LINT_OPSET, operators="keep")
-    findings = tuple(lint(graph))
+    findings = tuple(lint(graph, TARGET_OPSET))
     if output is None:
         return LintResult(source, findings, (), findings, None)
     fixed = tuple(fix(graph))
-    remaining = tuple(lint(graph))
+    remaining = tuple(lint(graph, TARGET_OPSET))
     write_model(graph, output)
     return LintResult(source, findings, fixed, remaining, output)

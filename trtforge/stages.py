@@ -137,7 +137,7 @@ def prepare(
         precision: of the build.
         native: a child process to share with other passes.
     """
-    report = dataclasses.replace(report, notes=report.notes + specialise(graph, profiles, native).notes)
+    report = dataclasses.replace(report, notes=report.notes + specialise(graph, profiles, native))
     mended = _mend_quantization(graph)
     fused = pack_qkv(graph) if precision.base != "fp32" or precision.quantization else PackedQkvReport((), ())
     opt = {name: shape.opt for name, shape in profiles.first.inputs.items()}

@@ -12,7 +12,7 @@ from trtforge.graph.edit import all_nodes
 from trtforge.graph.load import graph_from_model
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import NormaliseReport, normalise
-from trtforge.graph.specialise import SpecialiseReport, specialise
+from trtforge.graph.specialise import specialise
 from trtforge.profile import Profile, ProfileSet, ShapeRange
 
 Feeds = Mapping[str, np.ndarray]
@@ -39,8 +39,8 @@ def specialised(
     sizes: Mapping[str, list[Sizes]],
     *feeds: Feeds,
     values: Mapping[str, tuple[list[int], list[int]]] | None = None,
-) -> tuple[gs.Graph, SpecialiseReport]:
-    """The graph normalised and specialised for one profile, compared with its source.
+) -> tuple[gs.Graph, tuple[str, ...]]:
+    """The graph normalised and specialised for one profile, compared with its source, and the notes.
 
     Args:
         body: ONNX text of opset 23.
@@ -50,9 +50,9 @@ def specialised(
         values: smallest and largest values of integer inputs.
     """
     graph, _ = normalise(graph_of(body), native=native)
-    report = specialise(graph, profile_set(sizes, values or {}), native)
+    notes = specialise(graph, profile_set(sizes, values or {}), native)
     compare(body, graph, feeds, 23, 1e-6)
-    return graph, report
+    return graph, notes
 
 
 def profile_set(

@@ -3,13 +3,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
-from graph_models import graph_of
+from graph_models import graph_of, run
+from rewrite_checks import normalised
 
 from trtforge.graph.bounds import Bounds, KnownSizes
+from trtforge.graph.native import OnnxNative
 
 X = "float[N, 4, M] x"
 CONSTANTS = """int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64[1] axis = {0}, int64[1] start = {1},
-    int64[1] ends = {2}, float half = {0.5},
+    int64[1] ends = {2}, int64[1] nine = {9}, float half = {0.5},
     int64[3] negative = {-1, -1, -1}, int64 big = {9007199254740993}, int64 six = {6}"""
 
 
@@ -31,6 +33,10 @@ def result(nodes: str, dims: dict[str, tuple[int, int]] | None = None, **values:
         ("r = Gather(s, one)", 4),
         ("a = Slice(s, start, ends) r = Squeeze(a)", 4),
         ("a = Slice(s, axis, ends) r = Squeeze(a, axis)", None),
+        # An omitted input keeps its place: the steps are those behind the axes.
+        ("a = Slice(s, start, nine, , ends) r = Identity(a)", [4]),
+        ("t = Shape<start = 1>(x) r = Slice(t, axis, start, , ends)", [4]),
+        ("a = Gather(s, start) r = Squeeze(a, )", 4),
         ("r = Equal(s, negative)", [False] * 3),
         ("r = GreaterOrEqual(n, zero)", True),
         ("a = Shape(k) r = Identity(a)", []),
@@ -80,6 +86,30 @@ def test_values_of_integer_inputs() -> None:
     assert result("r = Greater(k, one)", k=(2, 5)) is True
     assert result("r = Greater(k, two)", k=(2, 5)) is None
     assert result("r = Mul(k, two)", k=(3, 3)) == 6
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape", "expected"),
+    [
+        ("h = Shape<start = 1>(x) r = Slice(h, zero, nine, , two) q = Gather(r, last) y = Neg(q)", (3, 4, 3), [-4]),
+        ("h = Shape(x) r = Slice(h, zero, nine, , two) q = Gather(r, last) y = Mul(q, q)", (2, 4, 3, 7), [9]),
+    ],
+)
+def test_steps_behind_omitted_axes_count(nodes: str, shape: tuple[int, ...], expected: list[int]) -> None:
+    sizes = ", ".join(map(str, shape[1:]))
+    body = f"""g (float[N, {sizes}] x) => (int64[1] y)
+        <int64[1] zero = {{0}}, int64[1] nine = {{9}}, int64[1] two = {{2}}, int64[1] last = {{-1}}> {{ {nodes} }}"""
+    with OnnxNative() as native:
+        graph, _ = normalised(body, native, {"x": np.zeros(shape, np.float32)})
+    assert run(graph, {"x": np.zeros(shape, np.float32)})[0].tolist() == expected
+
+
+def test_bounds_of_another_shape_than_the_inferred_one_are_dropped() -> None:
+    body = "g (float[N, 4] x) => (int64[] y) <int64 one = {1}> { s = Shape(x) r = Gather(s, one) y = Neg(r) }"
+    shape, gather, _ = graph_of(body).nodes
+    shape.outputs[0].shape = [3]
+    bounds = Bounds()
+    assert bounds.visit(shape) is None and bounds.visit(gather) is None
 
 
 def test_results_stay_inside_their_type() -> None:

@@ -102,3 +102,13 @@ def test_a_pool_that_cannot_be_written_out_stays(op, reason):
     nodes = list(graph.nodes)
     assert spell_out_pool(node(graph, "pool"), graph) == reason
     assert graph.nodes == nodes
+
+
+def test_a_kernel_that_would_be_huge_is_left():
+    graph = graph_from_text(
+        "g (float[1,4,7,7] x) => (float y) { [up] y = ConvTranspose<dilations=[20000,20000]>(x,w) }",
+        w=np.ones((4, 4, 3, 3), np.float32),
+    )
+    size = 4 * 4 * 40001**2
+    assert fill_kernel(node(graph, "up"), graph) == f"its kernel would have {size} elements, and {2**26} is the most"
+    assert node(graph, "up").attrs["dilations"] == [20000, 20000]

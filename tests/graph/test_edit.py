@@ -12,10 +12,12 @@ from trtforge.graph.edit import (
     copy_graph,
     is_onnx_op,
     pinned_names,
+    reads_of,
     remove_dead_nodes,
     remove_nodes,
     replace_uses,
     sort_nodes,
+    subgraphs_of,
 )
 
 BRANCHES = """g (float[2] x, bool c) => (float[2] y) {
@@ -109,3 +111,21 @@ def test_only_the_default_domain_counts_as_onnx() -> None:
     assert [is_onnx_op(node) for node in graph.nodes] == [True, False]
     graph.nodes[1].domain = "ai.onnx"
     assert is_onnx_op(graph.nodes[1])
+
+
+def test_a_node_reads_what_its_bodies_read_and_return() -> None:
+    graph = graph_of("""g (float[2] x, bool c) => (float[2] y) {
+        a = Neg(x)
+        b = Exp(x)
+        y = If (c) <then_branch = tb () => (float[2] t) { t = If (c) <then_branch = td () => (float[2] u)
+            { u = Add(a, x) }, else_branch = ed () => (float[2] v) { v = Abs(x) }> },
+            else_branch = eb () => (float[2] e) { e = Abs(x) }> }""")
+    node = graph.nodes[2]
+    assert [tensor.name for tensor in reads_of(node)] == ["c", "t", "c", "u", "a", "x", "v", "x", "e", "x"]
+    # A branch that gives an outer tensor as it is.
+    branch = subgraphs_of(node)[1]
+    branch.nodes.clear()
+    branch.outputs = [graph.nodes[1].outputs[0]]
+    graph.nodes = [graph.nodes[2], graph.nodes[0], graph.nodes[1]]
+    sort_nodes(graph)
+    assert ops(graph) == ["Neg", "Exp", "If"]

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from graph_models import graph_of, parse
 
-from trtforge.errors import ChildDiedError, TrtForgeError
+from trtforge.errors import ChildDiedError, InputError, TrtForgeError
 from trtforge.graph.lint import lint
 from trtforge.graph.load import load_model
 from trtforge.graph.native import OnnxNative
@@ -100,6 +100,40 @@ def test_swapped_fields_are_refused_or_harmless(tmp_path: Path, data: bytes) -> 
             path.write_bytes(model.SerializeToString())
             outcomes.append(survive(path, native))
     assert 0 < sum(outcomes) < 150
+
+
+@pytest.mark.parametrize(
+    ("opset", "node", "message"),
+    [
+        (5, 'Cast<to = "FOO">(x)', "is no element type"),
+        (5, 'Cast<to = "UNDEFINED">(x)', "is no element type"),
+        (6, "Add<axis = 1, broadcast = 1>(x)", "2 and 1"),
+        (6, "Add<axis = 1, broadcast = 1>(s, x)", None),
+        (6, "PRelu(x)", "2 and 1"),
+        (6, "Gemm<broadcast = 1>(x, x)", "3 and 1"),
+        (6, 'Clip<min = "a">(x)', "its kind is STRING"),
+        (7, "Upsample<scales = [1.0, 2.0]>()", "1 and 1"),
+        (7, 'Upsample<mode = "nearest">(x)', "lacks the attribute 'scales'"),
+        (8, "BatchNormalization<spatial = 0>(x)", "5 and 1"),
+        (9, "Upsample(x)", "2 and 1"),
+        (9, "Hardmax()", "1 and 1"),
+        (9, "Hardmax<axis = 1.5>(x)", "its kind is FLOAT"),
+        (10, "Resize(x)", "2 and 1"),
+        (10, "Clip()", "1 and 1"),
+        (10, "Clip<max = 1.0>(t)", "takes text"),
+        (10, "Pad<value = 1.0>(x)", "lacks the attribute 'pads'"),
+        (10, "Pad<pads = [0, 0], mode = 3>(x)", "its kind is INT"),
+    ],
+)
+def test_damaged_nodes_of_old_opsets_are_refused(opset: int, node: str, message: str | None) -> None:
+    graph = graph_of(f"g (float[N, 2] x, float s, string[N] t) => (float[] y) {{ y = {node} }}", opset=opset)
+    with OnnxNative() as native:
+        if message is None:
+            normalise(graph, native=native)
+            return
+        with pytest.raises(InputError) as caught:
+            normalise(graph, native=native)
+    assert message in f"{caught.value.what} {caught.value.why}" and caught.value.fix
 
 
 def test_values_of_a_huge_constant_are_not_written_out(tmp_path: Path) -> None:

@@ -132,6 +132,15 @@ def test_operator_that_the_builder_lacks_is_named_with_its_node(call: str, rule:
     assert call.split("(", maxsplit=1)[0] in finding.what and "'n0'" in finding.what
 
 
+def test_operators_are_judged_by_the_opset_of_the_build() -> None:
+    graph = graph_of(
+        "g (float[2] x) => (float[2] y) { y = com.microsoft.Gelu(x) }", domains=', "com.microsoft": 1', opset=17
+    )
+    (stays,), (raised,) = lint(graph), lint(graph, 23)
+    assert stays.why == "Gelu needs opset 20; the model stays at 17"
+    assert (raised.rule, raised.why) == ("missing-op", "only ONNX Runtime and others run it")
+
+
 def test_subgraphs_are_looked_at() -> None:
     body = """g (float[2] x, bool c) => (float[2] y) {
         y = If (c) <then_branch = tb () => (float[2] t) { t = com.microsoft.FastGelu(x) },

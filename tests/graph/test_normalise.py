@@ -147,6 +147,19 @@ def test_functions_of_plugins_are_kept(native: OnnxNative) -> None:
         np.testing.assert_array_equal(run(result, {"x": np.array([1, 3], np.float32)})[0], [-1, -9])
 
 
+def test_functions_of_plugins_are_read_at_their_own_opset(native: OnnxNative) -> None:
+    """Axes were an attribute of Unsqueeze up to opset 12."""
+    body = """g (float[2] x) => (float[] y) { y = trtforge.f(x) }
+        <domain: "trtforge", opset_import: ["": 11]> f (a) => (b) { b = Unsqueeze<axes = [0]>(a) }"""
+    for function, opset in ((11, 23), (17, 11)):
+        text = body.replace('["": 11]', f'["": {function}]')
+        if function == 17:
+            text = text.replace("b = Unsq", "c = Constant<value_ints = [0]>() b = Unsq")
+            text = text.replace("<axes = [0]>(a)", "(a, c)")
+        result, report = normalise(graph_of(text, opset=opset, domains=', "trtforge": 1'), native=native)
+        assert ops(result) == ["f"] and report.opset == 23
+
+
 def test_unknown_operators_pass_through_the_opset_conversion(native: OnnxNative) -> None:
     body = """g (float[N, 4] x) => (float[N, 1] y) {
         a = com.microsoft.FastGelu(x) b = MyPlugin(a) y = ReduceMax<axes = [1]>(b) }"""
@@ -186,7 +199,22 @@ def test_opset_that_cannot_be_raised_stays_from_19_on() -> None:
     graph = graph_of("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=19)
     result, report = normalise(graph, native=FailingConverter())  # type: ignore[arg-type]
     assert (result.opset, report.opset) == (19, 19)
-    assert report.notes == ("opset 19 kept: Relu: no adapter",)
+    assert report.notes == ("opset 19 instead of 23: Relu: no adapter",)
+
+
+class HalfwayConverter(FailingConverter):
+    """A child whose converter gave up on the way."""
+
+    def prepare(self, model: onnx.ModelProto, opset: int) -> PreparedModel:
+        next(entry for entry in model.opset_import if not entry.domain).version = 21
+        return super().prepare(model, opset)
+
+
+def test_opset_that_was_raised_far_enough_is_taken() -> None:
+    graph = graph_of("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=17)
+    result, report = normalise(graph, native=HalfwayConverter())  # type: ignore[arg-type]
+    assert (result.opset, report.source_opset, report.opset) == (21, 17, 21)
+    assert report.notes == ("opset 21 instead of 23: Relu: no adapter",)
 
 
 def test_opset_below_19_that_cannot_be_raised_names_the_operator() -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from graph_models import ops
+from graph_models import graph_of, ops
 from rewrite_checks import count, normalised
 
 from trtforge.graph.native import OnnxNative
+from trtforge.graph.normalise import normalise
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
 TO_NHWC, TO_NCHW = "perm = [0, 2, 3, 1]", "perm = [0, 3, 1, 2]"
@@ -48,6 +49,15 @@ def test_transposes_around_a_region_go(native: OnnxNative, nodes: str, weights: 
     graph, report = normalised(body, native, {"x": X, "z": X[::-1].copy()}, tolerance=1e-6)
     # What needs the second input needs no transpose of it either.
     assert count(graph, "Transpose") == 0 and report.num_transposes >= 2
+
+
+@pytest.mark.parametrize("node", ["r = Softmax<axis = 5>(t)", "m = ReduceMean(t, ax) r = Mul(t, m)"])
+def test_an_axis_beyond_the_rank_is_not_moved_to_one_that_is_there(native: OnnxNative, node: str) -> None:
+    weights = "<float[3] s = {1, 2, 3}, int64[1] ax = {5}>"
+    graph, report = normalise(graph_of(between(f"t5 = Identity(t) {node}", weights)), native=native)
+    assert report.num_transposes == 0 and count(graph, "Transpose") == 2
+    (moved,) = [node for node in graph.nodes if node.op in ("Softmax", "ReduceMean")]
+    assert [moved.attrs["axis"]] == [5] if moved.op == "Softmax" else moved.inputs[1].values.tolist() == [5]
 
 
 def test_residual_blocks_between_convolutions(native: OnnxNative) -> None:

@@ -6,6 +6,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from quant_cases import graph_from_text, model_of, node_of, normal, ops, run
 
+from trtforge.graph.lint import lint
 from trtforge.graph.load import load_model
 from trtforge.graph.names import make_names_unique
 from trtforge.graph.normalise import normalise
@@ -318,6 +319,13 @@ def test_scales_that_fit_are_not_touched():
     graph = graph_of(f"{PAIR} {CODES} [mm] y = MatMul(xd, wd)")
     assert raise_small_scales(graph, np.float16) == ()
     assert raise_small_scales(dead_channel(CODES), np.float32) == ()
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_scales_along_no_axis_of_the_codes_are_not_touched_and_refused(axis):
+    graph = dead_channel(CODES.replace("axis=1", f"axis={axis}"))
+    assert raise_small_scales(graph, np.float16) == ()
+    assert "error" in {finding.severity for finding in lint(graph)}
 
 
 def test_scale_of_an_activation_is_not_touched():

@@ -7,6 +7,7 @@ import onnx
 from trtforge.errors import InputError
 from trtforge.graph.opset import default_opset, schema_of
 from trtforge.graph.protos import all_bodies
+from trtforge.graph.validate import DEFAULT_DOMAINS
 
 _EXPORT_AGAIN = "export the model again"
 
@@ -19,6 +20,9 @@ def check_arity(model: onnx.ModelProto) -> None:
     """
     opset = default_opset(model)
     for body in all_bodies(model):
+        if isinstance(body, onnx.FunctionProto):
+            # Its own opset, for the bodies nested in it as well, which come next.
+            opset = next((entry.version for entry in body.opset_import if entry.domain in DEFAULT_DOMAINS), opset)
         for node in body.node:
             schema = schema_of(node, opset)
             if schema is not None:
@@ -46,7 +50,8 @@ def _check_ports(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> None:
 def _check_attributes(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> None:
     given = {attribute.name: attribute for attribute in node.attribute}
     for name, wanted in schema.attributes.items():
-        if name not in given and wanted.required:
+        # A hint of opsets before 6 that nothing reads.
+        if name not in given and wanted.required and name != "consumed_inputs":
             raise InputError(
                 f"node {node.name!r} ({node.op_type}) lacks the attribute {name!r}", "it needs one", _EXPORT_AGAIN
             )

@@ -78,10 +78,12 @@ class Bounds:
         try:
             with np.errstate(all="ignore"):
                 span = follow(self, node)
-        except (ValueError, IndexError, TypeError, KeyError):
+        except (AttributeError, ValueError, IndexError, TypeError, KeyError):
             # Inputs or attributes that do not fit the operator: nothing is known.
             return None
         if span is None or span[0].size > _MAX_ELEMENTS or np.isnan(span).any():
+            return None
+        if not fits_shape(node.outputs[0], span[0]):
             return None
         dtype = self._dtypes[id(node.outputs[0])] = self._dtype_of(node)
         if node.op in _ARITHMETIC_OPS and dtype not in _TYPES:
@@ -129,6 +131,15 @@ class Bounds:
         return ranges[:, 0], ranges[:, 1]
 
 
+def fits_shape(tensor: gs.Tensor, value: Array) -> bool:
+    """True unless a value contradicts what is known of its tensor's shape."""
+    if tensor.shape is None:
+        return True
+    return len(tensor.shape) == value.ndim and all(
+        not isinstance(dim, int) or dim < 0 or dim == size for dim, size in zip(tensor.shape, value.shape, strict=True)
+    )
+
+
 def _only_value(span: Span, dtype: np.dtype[Any] | None) -> Array | None:
     """The value that lies between bounds which meet, in the type of its tensor."""
     low, high = span
@@ -152,46 +163,47 @@ def _size(tracker: Bounds, node: gs.Node) -> Span | None:
     return None if span is None else (np.asarray(np.prod(span[0])), np.asarray(np.prod(span[1])))
 
 
-def _moved(move: Callable[[gs.Node, list[Array]], Array]) -> _Follow:
-    """An operator that only moves elements of its first input, by constants in the others."""
+def _moved(move: Callable[[gs.Node, Array, list[Any]], Array]) -> _Follow:
+    """An operator that only moves elements of its first input, by constants in the others (None: omitted)."""
 
     def follow(tracker: Bounds, node: gs.Node) -> Span | None:
         data = tracker.span_of(node.inputs[0])
-        rest = [tensor for tensor in node.inputs[1:] if tensor.name]
-        if data is None or not all(is_array(tensor) for tensor in rest):
+        rest = node.inputs[1:]
+        if data is None or not all(is_array(tensor) for tensor in rest if tensor.name):
             return None
-        constants = [tensor.values for tensor in rest]
-        return move(node, [data[0], *constants]), move(node, [data[1], *constants])
+        constants = [tensor.values if tensor.name else None for tensor in rest]
+        return move(node, data[0], constants), move(node, data[1], constants)
 
     return follow
 
 
-def _gather(node: gs.Node, inputs: list[Array]) -> Array:
-    return np.take(inputs[0], inputs[1], axis=node.attrs.get("axis", 0))
+def _gather(node: gs.Node, data: Array, constants: list[Any]) -> Array:
+    taken: Array = np.take(data, constants[0], axis=node.attrs.get("axis", 0))
+    return taken
 
 
-def _slice(_node: gs.Node, inputs: list[Array]) -> Array:
-    data, starts, ends = inputs[:3]
+def _slice(_node: gs.Node, data: Array, constants: list[Any]) -> Array:
+    starts, ends = constants[:2]
     if data.ndim != 1 or starts.size != 1:
         raise ValueError("only slices of vectors are followed")
-    step = int(inputs[4].item()) if len(inputs) > 4 else 1
+    step = 1 if len(constants) < 4 or constants[3] is None else int(constants[3].item())
     # A step that is not positive has other rules for its ends.
     if step < 1:
         raise ValueError("a negative step")
     return data[int(starts.item()) : int(ends.item()) : step]
 
 
-def _squeeze(_node: gs.Node, inputs: list[Array]) -> Array:
-    axes = None if len(inputs) < 2 else tuple(int(axis) for axis in inputs[1].reshape(-1))
-    return np.squeeze(inputs[0], axes)
+def _squeeze(_node: gs.Node, data: Array, constants: list[Any]) -> Array:
+    axes = None if not constants or constants[0] is None else tuple(int(axis) for axis in constants[0].reshape(-1))
+    return np.squeeze(data, axes)
 
 
-def _unsqueeze(_node: gs.Node, inputs: list[Array]) -> Array:
-    return np.expand_dims(inputs[0], tuple(int(axis) for axis in inputs[1].reshape(-1)))
+def _unsqueeze(_node: gs.Node, data: Array, constants: list[Any]) -> Array:
+    return np.expand_dims(data, tuple(int(axis) for axis in constants[0].reshape(-1)))
 
 
-def _reshape(_node: gs.Node, inputs: list[Array]) -> Array:
-    return inputs[0].reshape([int(size) for size in inputs[1]])
+def _reshape(_node: gs.Node, data: Array, constants: list[Any]) -> Array:
+    return data.reshape([int(size) for size in constants[0]])
 
 
 def _concat(tracker: Bounds, node: gs.Node) -> Span | None:
@@ -304,7 +316,7 @@ def _where(tracker: Bounds, node: gs.Node) -> Span | None:
 _FOLLOW: Mapping[str, _Follow] = {
     "Shape": _shape,
     "Size": _size,
-    "Identity": _moved(lambda _node, inputs: inputs[0]),
+    "Identity": _moved(lambda _node, data, _constants: data),
     "Gather": _moved(_gather),
     "Slice": _moved(_slice),
     "Squeeze": _moved(_squeeze),

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtforge.graph.cost import Shapes
-from trtforge.graph.edit import all_nodes, subgraphs_of
+from trtforge.graph.edit import all_graphs, reads_of, subgraphs_of
 from trtforge.graph.signature import tensor_dtype
 from trtforge.profile import Profile, ProfileSet, ShapeRange
 
@@ -48,11 +48,6 @@ class ShapeTable:
                 return None
             found.append(span)
         return tuple(found)
-
-    def is_fixed(self, tensor: str) -> bool:
-        """True where the shape is known, and one and the same in all profiles."""
-        spans = self.ranges(tensor)
-        return spans is not None and all(span.min == span.max == spans[0].min for span in spans)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,8 +148,7 @@ class Scissors:
         if not is_input or tensor.name in self._inputs:
             return copy
         spans = self._table.ranges(tensor.name) or ()
-        fixed = self._table.is_fixed(tensor.name)
-        copy.shape = [size if fixed or _is_equal(spans, axis) else None for axis, size in enumerate(spans[0].opt)]
+        copy.shape = [size if _is_equal(spans, axis) else None for axis, size in enumerate(spans[0].opt)]
         return copy
 
     def _outputs(self, nodes: Sequence[int]) -> list[str]:
@@ -187,12 +181,9 @@ def _is_equal(spans: Sequence[ShapeRange], axis: int) -> bool:
 
 def _read_by(node: gs.Node) -> list[gs.Tensor]:
     """What a node reads, in its subgraphs too; names that a subgraph defines itself are left out."""
-    reads = [tensor for tensor in node.inputs if tensor.name]
+    own: set[str] = set()
     for body in subgraphs_of(node):
-        inner = list(all_nodes(body))
-        own = {tensor.name for nested in inner for tensor in nested.outputs} | {t.name for t in body.inputs}
-        for nested in inner:
-            own.update(t.name for sub in subgraphs_of(nested) for t in sub.inputs)
-        reads += [tensor for nested in inner for tensor in nested.inputs if tensor.name and tensor.name not in own]
-        reads += [tensor for tensor in body.outputs if tensor.name and tensor.name not in own]
-    return reads
+        for inner in all_graphs(body):
+            own.update(tensor.name for tensor in inner.inputs)
+            own.update(tensor.name for nested in inner.nodes for tensor in nested.outputs)
+    return [tensor for tensor in reads_of(node) if tensor.name and tensor.name not in own]

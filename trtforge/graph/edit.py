@@ -50,6 +50,16 @@ def all_nodes(graph: gs.Graph) -> Iterator[gs.Node]:
         yield from current.nodes
 
 
+def reads_of(node: gs.Node) -> Iterator[gs.Tensor]:
+    """What a node reads, and what its bodies read or return; tensors that a body makes itself are among it."""
+    yield from node.inputs
+    for body in subgraphs_of(node):
+        for inner in all_graphs(body):
+            yield from inner.outputs
+            for nested in inner.nodes:
+                yield from nested.inputs
+
+
 def pinned_names(graph: gs.Graph) -> set[str]:
     """Names of the tensors that must keep their name and type: graph outputs, and what subgraphs read or return."""
     pinned = {tensor.name for tensor in graph.outputs}
@@ -178,8 +188,8 @@ def sort_nodes(graph: gs.Graph) -> None:
         index_of = {id(node): index for index, node in enumerate(current.nodes)}
         needs = []
         for node in current.nodes:
-            reads = [*node.inputs, *(t for sub in subgraphs_of(node) for n in all_nodes(sub) for t in n.inputs)]
-            needs.append({index_of[id(p)] for tensor in reads for p in tensor.inputs if id(p) in index_of})
+            producers = (producer for tensor in reads_of(node) for producer in tensor.inputs)
+            needs.append({index_of[id(producer)] for producer in producers if id(producer) in index_of})
         order = stable_order(needs)
         if len(order) < len(current.nodes):
             raise InternalError(

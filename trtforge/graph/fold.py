@@ -5,8 +5,8 @@
 3. Never folded: nodes that give a graph output (its name must stay), quantization, random and stateful ops, nodes with
    subgraphs - none of these is on the list - and a node whose result contradicts the inferred type.
 4. A result may not take much more memory than its inputs: up to 16 MiB more, or no more elements than the largest of
-   them (a Cast of compressed weights). All results together stay within a budget, since constants can be copied
-   without end.
+   them (a Cast of compressed weights). All results of one call together stay within a budget, since constants can
+   be copied without end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-from trtforge.graph.bounds import NOTHING_KNOWN, Bounds, KnownSizes
+from trtforge.graph.bounds import NOTHING_KNOWN, Bounds, KnownSizes, fits_shape
 from trtforge.graph.edit import all_graphs, is_array, is_onnx_op, remove_nodes, subgraphs_of
 from trtforge.graph.evaluate import EVALUABLE_OPS, count_output_elements, evaluate_node
 from trtforge.graph.signature import tensor_dtype
@@ -124,12 +124,4 @@ def _split_results(node: gs.Node, results: list[Array]) -> list[Array]:
 def _fits_type(tensor: gs.Tensor, result: Array) -> bool:
     """True unless a result contradicts the inferred element type or a static dim."""
     expected = tensor_dtype(tensor.dtype)
-    if expected is not None and result.dtype != expected:
-        return False
-    if tensor.shape is None:
-        return True
-    if len(tensor.shape) != result.ndim:
-        return False
-    return all(
-        not isinstance(dim, int) or dim < 0 or dim == size for dim, size in zip(tensor.shape, result.shape, strict=True)
-    )
+    return (expected is None or result.dtype == expected) and fits_shape(tensor, result)

@@ -13,6 +13,7 @@ graph is renamed with its own scope on top of those around it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def make_names_unique(graph: gs.Graph) -> int:
 def _name_nodes(graph: gs.Graph) -> int:
     num_changed = 0
     nodes = [node for holder in all_graphs(graph) for node in holder.nodes]
-    names = _Names({node.name for node in nodes})
+    names = Names({node.name for node in nodes})
     used: set[str] = set()
     for index, node in enumerate(nodes):
         if not node.name or node.name in used:
@@ -69,7 +70,7 @@ def _name_tensors(graph: gs.Graph) -> int:
                     tensors.setdefault(id(tensor), tensor)
         for tensor in holder.outputs:
             tensors.setdefault(id(tensor), tensor)
-    names = _Names({tensor.name for tensor in tensors.values()})
+    names = Names({tensor.name for tensor in tensors.values()})
     used: set[str] = set()
     num_changed = 0
     for tensor in tensors.values():
@@ -80,7 +81,7 @@ def _name_tensors(graph: gs.Graph) -> int:
     return num_changed
 
 
-class _Names:
+class Names:
     """Hands out names that are not taken; linear in the number of names asked for."""
 
     def __init__(self, taken: set[str]) -> None:
@@ -106,8 +107,8 @@ class UniqueNames:
         nodes = [node for holder in graphs for node in holder.nodes]
         tensors = {tensor.name for holder in graphs for tensor in (*holder.inputs, *holder.outputs)}
         tensors.update(tensor.name for node in nodes for tensor in (*node.inputs, *node.outputs))
-        self._nodes = _Names({node.name for node in nodes})
-        self._tensors = _Names(tensors)
+        self._nodes = Names({node.name for node in nodes})
+        self._tensors = Names(tensors)
 
     def tensor(self, wanted: str) -> str:
         """`wanted`, or `wanted_1`, `wanted_2` ... where it is taken."""
@@ -138,6 +139,26 @@ def is_dim_name(name: str) -> bool:
     return any(char.isalnum() for char in name) and name != "None" and not name.startswith("unk__")
 
 
+def false_dim_names(
+    places: Mapping[str, Sequence[tuple[str, int]]], profiles: Sequence[Mapping[str, Sequence[Sequence[int]]]]
+) -> tuple[str, ...]:
+    """The names of inputs' dims that are no names ("?"), or stand for several ranges in a profile.
+
+    Args:
+        places: inputs and axes that have a name, by that name.
+        profiles: per profile, min, opt and max of each input's shape.
+    """
+    dropped = []
+    for name, dims in places.items():
+        spans = [
+            {tuple(shape[axis] for shape in ranges[port]) for port, axis in dims if port in ranges}
+            for ranges in profiles
+        ]
+        if not is_dim_name(name) or any(len(span) > 1 for span in spans):
+            dropped.append(name)
+    return tuple(dropped)
+
+
 def drop_false_dim_names(
     model: onnx.ModelProto, profiles: Sequence[Mapping[str, Sequence[Sequence[int]]]]
 ) -> tuple[str, ...]:
@@ -145,7 +166,7 @@ def drop_false_dim_names(
 
     Args:
         model: its inputs are changed.
-        profiles: per profile, min, opt and max of each input's shape.
+        profiles: see `false_dim_names`.
 
     Returns:
         The names removed.
@@ -155,17 +176,11 @@ def drop_false_dim_names(
         for axis, dim in enumerate(port.type.tensor_type.shape.dim):
             if dim.dim_param:
                 places.setdefault(dim.dim_param, []).append((port.name, axis, dim))
-    dropped = []
-    for name, dims in places.items():
-        spans = [
-            {tuple(shape[axis] for shape in ranges[port]) for port, axis, _ in dims if port in ranges}
-            for ranges in profiles
-        ]
-        if not is_dim_name(name) or any(len(span) > 1 for span in spans):
-            dropped.append(name)
-            for _, _, dim in dims:
-                dim.Clear()
-    return tuple(dropped)
+    named = {name: [(port, axis) for port, axis, _ in dims] for name, dims in places.items()}
+    dropped = false_dim_names(named, profiles)
+    for _, _, dim in itertools.chain.from_iterable(places[name] for name in dropped):
+        dim.Clear()
+    return dropped
 
 
 class _Renamer:

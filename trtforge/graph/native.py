@@ -160,6 +160,8 @@ def _prepare(meta: Meta, arrays: Arrays, report_progress: Callable[[Meta], None]
             ) from err
     num_qdq = _count_qdq(all_nodes(model))
     report_progress({"phase": "converting the opset"})
+    # Before, because what raises the opset counts on it; after, because new forms need other things.
+    check_arity(model)
     model, conversion_error = raise_opset(model, meta["opset"])
     check_arity(model)
     report_progress({"phase": "inferring shapes"})

@@ -24,7 +24,7 @@ from trtforge.graph.intake import Operators, describe_rewrites
 from trtforge.graph.load import graph_from_model
 from trtforge.graph.names import make_names_unique
 from trtforge.graph.native import OnnxNative, PreparedModel, open_native
-from trtforge.graph.opset import LOWEST_OPSET
+from trtforge.graph.opset import LOWEST_OPSET, default_opset
 from trtforge.graph.passes.cleanup import move_constants
 from trtforge.graph.passes.groupnorm import widen_group_norms
 from trtforge.graph.passes.resize import mend_resize_scales
@@ -115,7 +115,8 @@ def normalise(
         done = simplify(result, child, operators=operators)
     result.ir_version = IR_VERSION
     _restore_ports(result, inputs, outputs, doubted)
-    notes = [f"opset {result.opset} kept: {prepared.conversion_error}"] if prepared.conversion_error else []
+    failed = prepared.conversion_error
+    notes = [f"opset {result.opset} instead of {opset}: {failed}"] if failed else []
     notes += [f"types not inferred: {prepared.inference_error}"] if prepared.inference_error else []
     return result, NormaliseReport(
         source_opset=source_opset,
@@ -157,7 +158,7 @@ def _check_opset(opset: int) -> None:
 def _check_preparation(prepared: PreparedModel, source_opset: int, opset: int) -> None:
     """Refuse an opset that could not be raised far enough, and a conversion that lost Q/DQ."""
     nodes = [node for body in all_bodies(prepared.model) for node in body.node]
-    if prepared.conversion_error and source_opset < LOWEST_OPSET:
+    if prepared.conversion_error and default_opset(prepared.model) < min(opset, LOWEST_OPSET):
         named = sorted({node.op_type for node in nodes if node.op_type in prepared.conversion_error})
         raise InputError(
             f"the model's opset {source_opset} cannot be raised to {opset}"

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference, version_converter
 
+from trtforge.errors import InputError
 from trtforge.graph.protos import all_bodies, all_nodes
 from trtforge.graph.validate import DEFAULT_DOMAINS
 
@@ -190,7 +191,7 @@ class _Repairs:
         copies = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
         del node.attribute[:]
         node.attribute.extend(copies)
-        if node.op_type == "Gemm" or axis is None or rank is None or other is None:
+        if node.op_type == "Gemm" or axis is None or not rank or other is None:
             return
         trailing = rank - axis % rank - other
         if trailing > 0:
@@ -223,7 +224,12 @@ class _Repairs:
     def _constants_as_inputs(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         """The attributes of Clip and Pad as inputs, in the type of the tensor that they go with."""
         values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        dtype = helper.tensor_dtype_to_np_dtype(self._types.dtypes.get(node.input[0], 0) or TensorProto.FLOAT)
+        number = self._types.dtypes.get(node.input[0], 0) or TensorProto.FLOAT
+        if number == TensorProto.STRING:
+            raise InputError(
+                f"node {node.name!r} ({node.op_type}) cannot be used", "it takes text", "export the model again"
+            )
+        dtype = helper.tensor_dtype_to_np_dtype(number)
         names = ("min", "max") if node.op_type == "Clip" else ("pads", "value")
         if node.op_type == "Pad":
             values.setdefault("value", 0.0)
@@ -272,7 +278,12 @@ def _name_to_type(node: onnx.NodeProto) -> None:
     """Before opset 6 a Cast names its type: "FLOAT16"."""
     for attribute in node.attribute:
         if attribute.name == "to" and attribute.type == onnx.AttributeProto.STRING:
-            attribute.CopyFrom(helper.make_attribute("to", TensorProto.DataType.Value(attribute.s.decode().upper())))
+            name = attribute.s.decode(errors="replace")
+            number = dict(TensorProto.DataType.items()).get(name.upper())
+            if not number:
+                what = f"node {node.name!r} (Cast) cannot be used"
+                raise InputError(what, f"{name!r} is no element type", "export the model again")
+            attribute.CopyFrom(helper.make_attribute("to", number))
 
 
 def _is_constant(node: onnx.NodeProto) -> bool:

@@ -42,9 +42,9 @@ class Simplified:
     """What the passes changed.
 
     Attributes:
-        counts: by pass: "constants", "folded", "identities", "casts", "transposes", "batch_norms", "conditionals",
-            "loops", "invariants" (loops that read a value from outside which they carried), "sequences", "squeezes",
-            "dead".
+        counts: by pass: "constants", "folded", "operators", "types", "squeezes", "conditionals", "loops", "invariants"
+            (loops that read a value from outside which they carried), "sequences", "casts", "transposes", "identities",
+            "batch_norms", "dead".
         notes: sentences on what changed more than spelling, in order.
         skipped: nodes that were not folded because the result would be too large.
         num_qdq: live QuantizeLinear and DequantizeLinear nodes.
@@ -101,7 +101,9 @@ def _run_passes(graph: gs.Graph, sizes: KnownSizes | None, done: Simplified, ope
         done.counts["operators"] += len(rewrites)
         done.operators += rewrites
         note("types", narrow_types)
-    note("squeezes", lambda graph: state_squeezed_axes(graph, None if sizes is None else sizes.dims))
+    num_squeezes, notes = state_squeezed_axes(graph, None if sizes is None else sizes.dims)
+    done.counts["squeezes"] += num_squeezes
+    done.notes += notes
     note("conditionals", resolve_conditionals)
     notes, num_invariant = resolve_loops(graph)
     done.counts["loops"] += len(notes)

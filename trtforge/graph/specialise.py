@@ -11,8 +11,6 @@ different ranges ("?", or one that an exporter gave twice) is taken off those di
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +21,7 @@ from trtforge.graph.bounds import KnownSizes, Span
 from trtforge.graph.collection import without_collection
 from trtforge.graph.control_flow.sequences import SEQUENCE_OPS
 from trtforge.graph.edit import all_nodes, replace_uses
-from trtforge.graph.names import UniqueNames, is_dim_name
+from trtforge.graph.names import Names, UniqueNames, false_dim_names, is_dim_name
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import simplification_notes
 from trtforge.graph.save import skeleton_from_graph
@@ -33,27 +31,8 @@ from trtforge.profile import Profile, ProfileSet
 _OPEN_OPS = SEQUENCE_OPS | {"If", "Loop", "Scan", "Squeeze"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpecialiseReport:
-    """What the profiles decided.
-
-    Attributes:
-        fixed_dims: (input, axis, size) of dims that were open in the model and have one size in all profiles.
-        fixed_values: inputs that have one value in all profiles.
-        dropped_names: names of dims that stood for several ranges.
-        counts: changes by pass, see `simplify.Simplified`.
-        notes: sentences for the user.
-    """
-
-    fixed_dims: tuple[tuple[str, int, int], ...]
-    fixed_values: tuple[str, ...]
-    dropped_names: tuple[str, ...]
-    counts: Counter[str]
-    notes: tuple[str, ...]
-
-
 @without_collection()
-def specialise(graph: gs.Graph, profiles: ProfileSet, native: OnnxNative) -> SpecialiseReport:
+def specialise(graph: gs.Graph, profiles: ProfileSet, native: OnnxNative) -> tuple[str, ...]:
     """Fold what the profiles decide, in place.
 
     Args:
@@ -61,22 +40,26 @@ def specialise(graph: gs.Graph, profiles: ProfileSet, native: OnnxNative) -> Spe
         profiles: with a range for every input that has open dims.
         native: infers types.
 
+    Returns:
+        Sentences for the user on what the profiles decided.
+
     Raises:
         InternalError: the number of Q/DQ nodes changed.
     """
     dropped = _drop_false_names(graph, profiles)
     dims = _Dims(graph, profiles)
     fixed_values, values = _fix_values(graph, profiles)
-    fixed_dims = tuple(dims.fix())
+    has_fixed = dims.fix()
     is_open = any(node.op in _OPEN_OPS for node in all_nodes(graph))
-    counts: Counter[str] = Counter()
-    notes = [f"input {name!r} has one value in all profiles and became a constant" for name in fixed_values]
-    if fixed_dims or fixed_values or dropped or is_open:
+    notes = [
+        f"dims named {name!r} have different ranges: the name was dropped" for name in dropped if is_dim_name(name)
+    ]
+    notes += [f"input {name!r} has one value in all profiles and became a constant" for name in fixed_values]
+    if has_fixed or fixed_values or dropped or is_open:
         write_types(graph, native.infer(skeleton_from_graph(graph).model))
-        done = simplify(graph, native, KnownSizes(dims.ranges, values))
-        counts, notes = done.counts, notes + simplification_notes(done)
+        notes += simplification_notes(simplify(graph, native, KnownSizes(dims.ranges, values)))
     dims.restore()
-    return SpecialiseReport(fixed_dims, fixed_values, dropped, counts, tuple(notes))
+    return tuple(notes)
 
 
 def _spans(profiles: Sequence[Profile], name: str, axis: int) -> set[tuple[int, int, int]]:
@@ -87,17 +70,17 @@ def _spans(profiles: Sequence[Profile], name: str, axis: int) -> set[tuple[int, 
 
 def _drop_false_names(graph: gs.Graph, profiles: ProfileSet) -> tuple[str, ...]:
     """Take names off inputs' dims that are none, or that dims of different ranges share."""
-    seen: dict[str, set[tuple[tuple[int, int, int], ...]]] = {}
+    places: dict[str, list[tuple[str, int]]] = {}
     for tensor in graph.inputs:
         for axis, dim in enumerate(tensor.shape or ()):
             if isinstance(dim, str):
-                ranges = [_spans([profile], tensor.name, axis) for profile in profiles.profiles]
-                seen.setdefault(dim, set()).add(tuple(span for found in ranges for span in sorted(found)))
-    dropped = {name for name, ranges in seen.items() if len(ranges) > 1 or not is_dim_name(name)}
+                places.setdefault(dim, []).append((tensor.name, axis))
+    ranges = [{name: (r.min, r.opt, r.max) for name, r in profile.inputs.items()} for profile in profiles.profiles]
+    dropped = false_dim_names(places, ranges)
     for tensor in graph.inputs if dropped else ():
         if tensor.shape is not None:
             tensor.shape = [None if dim in dropped else dim for dim in tensor.shape]
-    return tuple(sorted(dropped))
+    return dropped
 
 
 class _Dims:
@@ -109,10 +92,10 @@ class _Dims:
         self._declared = {tensor.name: tensor.shape for tensor in graph.inputs}
         self.ranges: dict[str, tuple[int, int]] = {}
 
-    def fix(self) -> list[tuple[str, int, int]]:
-        """Write fixed sizes into the inputs, and a name for every other open dim; what was fixed."""
-        taken = {dim for tensor in self._graph.inputs for dim in tensor.shape or () if isinstance(dim, str)}
-        fixed = []
+    def fix(self) -> bool:
+        """Write fixed sizes into the inputs, and a name for every other open dim; whether a size was fixed."""
+        names = Names({dim for tensor in self._graph.inputs for dim in tensor.shape or () if isinstance(dim, str)})
+        has_fixed = False
         for tensor in self._graph.inputs:
             if not isinstance(tensor, gs.Variable) or tensor.shape is None:
                 continue
@@ -124,14 +107,14 @@ class _Dims:
                     continue
                 low, high = min(span[0] for span in spans), max(span[2] for span in spans)
                 if low == high:
-                    fixed.append((tensor.name, axis, low))
+                    has_fixed = True
                     shape.append(low)
                     continue
-                name = dim if isinstance(dim, str) and dim else _free_name(f"{tensor.name}_{axis}", taken)
+                name = dim if isinstance(dim, str) and dim else names.claim(f"{tensor.name}_{axis}")
                 self.ranges[name] = (low, high)
                 shape.append(name)
             tensor.shape = shape
-        return fixed
+        return has_fixed
 
     def restore(self) -> None:
         """Take the names off again that only this pass gave."""
@@ -141,15 +124,6 @@ class _Dims:
                 tensor.shape = [
                     known if isinstance(known, int) else dim for known, dim in zip(tensor.shape, declared, strict=True)
                 ]
-
-
-def _free_name(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 0
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    taken.add(name)
-    return name
 
 
 def _fix_values(graph: gs.Graph, profiles: ProfileSet) -> tuple[tuple[str, ...], dict[str, Span]]:

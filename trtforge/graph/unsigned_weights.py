@@ -36,7 +36,8 @@ _MOST_BYTES = 2**30
 def with_unsigned_weights(path: Path) -> bytes | None:
     """The serialised model with unsigned weights; None where none is signed.
 
-    Weights that lie beside the file, that the graph computes, or of models above 1 GiB stay as they are.
+    Weights that lie beside the file, that the graph computes, that nodes of subgraphs read, or of models above 1 GiB
+    stay as they are.
 
     Args:
         path: an ONNX file.

@@ -136,14 +136,16 @@ def raise_small_scales(graph: gs.Graph, dtype: np.dtype[np.generic]) -> tuple[st
         scales = node.inputs[1].values
         if scales.ndim > 1 or not np.any((scales > 0) & (scales < smallest)):
             continue
+        axis = node.attrs.get("axis", 1)
+        codes = node.inputs[0].values if node.op == "DequantizeLinear" and not node.inputs[0].inputs else None
+        if codes is not None and scales.ndim and not -codes.ndim <= axis < codes.ndim:
+            continue  # scales along no axis of the codes, which lint refuses
         raised = np.maximum(scales, smallest)
         edits.replace(node, 1, gs.Constant(names.tensor(f"{node.name}_scales"), raised))
-        if node.op == "DequantizeLinear" and isinstance(node.inputs[0], gs.Constant):
-            codes = node.inputs[0].values
+        if codes is not None:
             ratios = scales / raised
             if scales.ndim:
-                axis = node.attrs.get("axis", 1) % codes.ndim
-                ratios = ratios.reshape([-1 if index == axis else 1 for index in range(codes.ndim)])
+                ratios = ratios.reshape([-1 if index == axis % codes.ndim else 1 for index in range(codes.ndim)])
             rounded = np.rint(codes * ratios).astype(codes.dtype)
             edits.replace(node, 0, gs.Constant(names.tensor(f"{node.name}_codes"), rounded))
         changed.append(node.name)

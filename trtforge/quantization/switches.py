@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from trtforge.graph.edit import InputEdits, all_nodes, copy_graph, remove_dead_nodes, sort_nodes, subgraphs_of
+from trtforge.graph.edit import InputEdits, copy_graph, reads_of, remove_dead_nodes, sort_nodes
 from trtforge.graph.names import UniqueNames
 from trtforge.quantization.regions import Region, Sites
 
@@ -111,7 +111,7 @@ class _Crossings:
         self._used: dict[str, int] = {}
         self._producers: dict[str, str] = {}
         for index, node in enumerate(graph.nodes):
-            for tensor in _reads(node):
+            for tensor in reads_of(node):
                 self._used[tensor.name] = index
             for tensor in node.outputs:
                 self._made[tensor.name] = index
@@ -128,17 +128,6 @@ class _Crossings:
     def are_tensors(self, place: int) -> bool:
         """Whether all that crosses can be held in an array."""
         return not any(self._producers.get(name, "").startswith(_NO_TENSOR_OPS) for name in self.at(place))
-
-
-def _reads(node: gs.Node) -> Iterator[gs.Tensor]:
-    """What a node reads, in its bodies too."""
-    yield from node.inputs
-    for body in subgraphs_of(node):
-        yield from body.outputs
-        for inner in all_nodes(body):
-            yield from inner.inputs
-            for deeper in subgraphs_of(inner):
-                yield from deeper.outputs
 
 
 def switch_graph(

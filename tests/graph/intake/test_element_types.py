@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graph_models import graph_of
+from graph_models import graph_of, parse, run
 from intake_checks import Feeds, check_equal, codes, floats, rewritten
 from lint_build import RtxBuild
 
 from trtforge.graph.edit import all_nodes
+from trtforge.graph.intake import narrow_types
 from trtforge.graph.lint import lint
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import normalise
@@ -79,6 +80,39 @@ def test_codes_of_quantization_keep_their_type(native: OnnxNative) -> None:
         a = QuantizeLinear(x, s, z) e = Transpose(a) y = DequantizeLinear(e, s, z) }"""
     graph = check_equal(body, {"x": floats(2, 3)}, native, tolerance=0.0)
     assert any(tensor_dtype(t.dtype) == np.int8 for node in graph.nodes for t in node.outputs)
+
+
+BODIES: dict[str, tuple[str, Feeds]] = {
+    "loop": (
+        "g (uint8[3,4] x, int64 n) => (uint8[3,4] y) <bool t = {1}, int64[2] sizes = {3, 4}> "
+        "{ y = Loop(n, t, x) <body = b (int64 i, bool c, uint8[3,4] a) => (bool d, uint8[3,4] z) "
+        "{ d = Identity(c) u = Transpose<perm=[1,0]>(a) z = Reshape(u, sizes) }> }",
+        {"x": codes(3, 4), "n": np.array(2)},
+    ),
+    "conditional": (
+        "g (bool c, uint8[3,4] x, float[4,3] f) => (uint8[4,3] y) "
+        "{ y = If(c) <then_branch = t () => (uint8[4,3] a) { a = Transpose<perm=[1,0]>(x) }, "
+        "else_branch = e () => (uint8[4,3] b) { b, s, z = DynamicQuantizeLinear(f) }> }",
+        {"c": np.array(True), "x": codes(3, 4), "f": floats(4, 3)},
+    ),
+    "float64 handed on": (
+        "g (double[3] x, int64 n) => (double[3] y, double[3] w) <bool t = {1}> "
+        "{ k = Exp(x) y, w = Loop(n, t, k, k) <body = b (int64 i, bool c, double[3] a, double[3] e) "
+        "=> (bool d, double[3] z, double[3] e) { d = Identity(c) z = Neg(a) }> }",
+        {"x": floats(3).astype(np.float64), "n": np.array(2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_ports_of_bodies_have_the_types_of_their_node(name: str, native: OnnxNative) -> None:
+    body, feeds = BODIES[name]
+    graph = rewritten(body, native, operators="keep")
+    narrow_types(graph)
+    expected = run(parse(body), feeds)
+    for before, after in zip(expected, run(graph, feeds), strict=True):
+        assert before.dtype == after.dtype
+        np.testing.assert_allclose(after, before, rtol=1e-6 if name == "float64 handed on" else 0)
 
 
 @pytest.mark.parametrize(("kind", "wide"), [("int16", "int32"), ("uint16", "int32"), ("uint32", "int64")])

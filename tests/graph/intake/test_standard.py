@@ -26,6 +26,10 @@ CASES: dict[str, tuple[str, Feeds]] = {
         {**HEADS, **PAST},
     ),
     "attention with a softcap": (f"g ({QKV}) => (float[2,4,5,8] y) {{ y = Attention<softcap=2.0>(q, k, v) }}", HEADS),
+    "attention with a softmax in its own type": (
+        f"g ({QKV}) => (float[2,4,5,8] y) {{ y = Attention<softmax_precision=1>(q, k, v) }}",
+        HEADS,
+    ),
     "attention, masked and causal": (
         f"g ({QKV}, bool[5,5] m) => (float[2,4,5,8] y) {{ y = Attention<is_causal=1>(q, k, v, m) }}",
         {**HEADS, "m": MASK | np.eye(5, dtype=bool)},
@@ -109,6 +113,10 @@ def test_fourier_transforms(name: str, native: OnnxNative, rtx_build: RtxBuild) 
             "its scores are read",
         ),
         (
+            f"g ({QKV}) => (float[2,4,5,8] y) {{ [n] y = Attention<softmax_precision=10>(q, k, v) }}",
+            "its softmax is computed in float16 and its tensors are float32",
+        ),
+        (
             "g (float[1,1,4,4] x) => (float[1,1,2,2] y, int64[1,1,2,2] i) "
             "{ [n] y, i = MaxPool<kernel_shape=[3,3]>(x) }",
             "its indices are read",
@@ -119,6 +127,15 @@ def test_fourier_transforms(name: str, native: OnnxNative, rtx_build: RtxBuild) 
             "the length of its transform",
         ),
         ("g (float[2] x) => (float[2] y) { [n] y = Bernoulli(x) }", "it gives another result at each run"),
+        (
+            "g (float[2,8,1] x) => (float[2,8,2] y) <int64 a = {-4}> { [n] y = DFT(x, , a) }",
+            "its axis -4 is none of a tensor with 3 axes",
+        ),
+        (
+            "g (float[2,3] x, int64[2,3] i, float[2,3] u) => (float[2,3] y) "
+            '{ [n] y = ScatterElements<axis=2, reduction="add">(x, i, u) }',
+            "its axis 2 is none of a tensor with 2 axes",
+        ),
     ],
 )
 def test_refusals(body: str, reason: str, native: OnnxNative) -> None:

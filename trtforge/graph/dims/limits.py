@@ -37,7 +37,7 @@ def _limit(trial: Trial, dim: TrialDim, taken: list[int], refused: Mapping[int, 
     inside = [size for size in refused if taken[0] < size < taken[-1]]
     below = [size for size in refused if size < taken[0] and size % step == 0]
     above = [size for size in refused if size > taken[-1] and size % step == 0]
-    dim.low = _edge(trial, dim, max(below), taken[0]) if below else max(step, taken[0] if taken[0] > 1 else 1)
+    dim.low = _edge(trial, dim, max(below), taken[0]) if below else max(step, taken[0])
     dim.high = _edge(trial, dim, min(above), taken[-1]) if above else None
     reasons = [refused[size] for size in (*inside[:1], *below[-1:], *above[:1])]
     dim.reason = "; ".join(dict.fromkeys(f"{place_of(conflict)}: {conflict.why}" for conflict in reasons[:2]))

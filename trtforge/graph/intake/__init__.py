@@ -86,9 +86,9 @@ def leaves_out_rounding(graph: gs.Graph) -> bool:
     return any(mark in node.name for node in all_nodes(graph) for mark in (FLOAT_MARK, SCALED_MARK))
 
 
-def _emitter(graph: gs.Graph, *, exact_products: bool = True) -> Emitter:
+def _emitter(graph: gs.Graph, opset: int = 0, *, exact_products: bool = True) -> Emitter:
     kept = frozenset(id(tensor) for holder in all_graphs(graph) for tensor in holder.outputs)
-    return Emitter(UniqueNames(graph), graph.opset, kept, exact_products=exact_products)
+    return Emitter(UniqueNames(graph), max(opset, graph.opset), kept, exact_products=exact_products)
 
 
 def _rule_of(node: gs.Node) -> Rule | None:
@@ -148,12 +148,20 @@ def full_name(node: gs.Node) -> str:
     return str(node.op) if is_onnx_op(node) else f"{node.domain}.{node.op}"
 
 
-def refused_operators(graph: gs.Graph) -> Iterator[Refused]:
-    """The nodes that TensorRT does not take and that no rule replaces, with the reason; the graph is not changed."""
+def refused_operators(
+    graph: gs.Graph, opset: int = 0, concerns: Callable[[gs.Node], bool] = lambda _node: True
+) -> Iterator[Refused]:
+    """The nodes that TensorRT does not take and that no rule replaces, with the reason; the graph is not changed.
+
+    Args:
+        graph: sorted; types as far as they are known.
+        opset: the one that a build raises the graph to first; a higher one of its own counts.
+        concerns: the nodes to look at.
+    """
     emit: Emitter | None = None
-    for node in all_nodes(graph):
+    for node in filter(concerns, all_nodes(graph)):
         if _rule_of(node) is not None:
-            emit = emit or _emitter(graph)
+            emit = emit or _emitter(graph, opset)
             refused = _refusal_of_rule(node, emit)
             if refused is not None:
                 yield refused

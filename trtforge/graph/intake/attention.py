@@ -69,12 +69,6 @@ def default_scale(head_size: int) -> float:
     return 1.0 / math.sqrt(head_size)
 
 
-def positions(emit: Emitter, count: gs.Tensor) -> gs.Variable:
-    """0, 1, 2 ... as int64 `[count]`, from a count of shape `[1]`."""
-    scalar = emit("Squeeze", count, emit.ints(0), dtype=INT64, shape=[])
-    return emit("Range", emit.constant(0, INT64), scalar, emit.constant(1, INT64), dtype=INT64, shape=[None])
-
-
 def is_visible(
     emit: Emitter, query: gs.Tensor, key: gs.Tensor, window: int = 0, *, is_last_aligned: bool = True
 ) -> gs.Variable:
@@ -85,11 +79,11 @@ def is_visible(
         window: a query sees this many keys at most, itself included; 0 for all.
     """
     num_queries, num_keys = emit.size_of(query, 2), emit.size_of(key, 2)
-    rows = positions(emit, num_queries)
+    rows = emit.positions(num_queries)
     if is_last_aligned:
         rows = emit("Add", rows, emit("Sub", num_keys, num_queries, dtype=INT64, shape=[1]), dtype=INT64)
     rows = emit("Unsqueeze", rows, emit.ints(1), dtype=INT64, shape=[None, 1])
-    columns = emit("Unsqueeze", positions(emit, num_keys), emit.ints(0), dtype=INT64, shape=[1, None])
+    columns = emit("Unsqueeze", emit.positions(num_keys), emit.ints(0), dtype=INT64, shape=[1, None])
     visible = emit("LessOrEqual", columns, rows, dtype=BOOL, shape=[None, None])
     if window > 0:
         first = emit("Sub", rows, emit.constant(window, INT64), dtype=INT64)

@@ -106,7 +106,6 @@ def matmul_integer(node: gs.Node, emit: Emitter) -> Results:
     weight = _weight(emit, node, 1, 3)
     if is_float:
         product = emit("MatMul", as_float(emit, node.inputs[0]), weight, dtype=FLOAT32)
-        node.outputs[0].dtype = FLOAT32
         return [product]
     first = centred(emit, node.inputs[0], optional_input(node, 2), axis=-2)
     return [as_int32(emit, *exact_matmul(emit, first, weight))]
@@ -131,7 +130,6 @@ def conv_integer(node: gs.Node, emit: Emitter) -> Results:
         product = emit(
             "Conv", as_float(emit, node.inputs[0]), emit.constant(weight, FLOAT32), dtype=FLOAT32, **node.attrs
         )
-        node.outputs[0].dtype = FLOAT32
         return [product]
     first = centred(emit, node.inputs[0], optional_input(node, 2))
     return [as_int32(emit, *exact_conv(node, emit, first, weight))]
@@ -267,26 +265,6 @@ def quantized_attention(node: gs.Node, emit: Emitter) -> Results:
     packed = _scaled_product(node, emit, scales=(3, 4), zero_points=(6, 7), bias=2)
     emit.mark = "/"
     return attention_on_projection(node, emit, packed, FLOAT32, mask=5, past=8, extra=None)
-
-
-def dequantized_embedding(node: gs.Node, emit: Emitter) -> gs.Node:
-    """The EmbedLayerNormalization of a QEmbedLayerNormalization, with the tables that the codes stand for."""
-    inputs = list(node.inputs[:2])
-    for position, index in enumerate(range(2, 7)):
-        codes = constant_values(node.inputs[index])
-        scale, zero = (constant_values(node.inputs[start + position]) for start in (8, 13))
-        if not node.inputs[index].name:
-            inputs.append(node.inputs[index])
-        elif codes is None or scale is None or zero is None:
-            raise RefusedError("its tables are computed at run time", "store the tables as constants")
-        else:
-            values = (codes.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
-            inputs.append(emit.constant(values, FLOAT32))
-    inputs += [tensor for tensor in node.inputs[7:8] if tensor.name]
-    plain = gs.Node("EmbedLayerNormalization", node.name, attrs=dict(node.attrs))
-    list.extend(plain.inputs, inputs)
-    list.extend(plain.outputs, list(node.outputs))
-    return plain
 
 
 STANDARD_RULES: Mapping[str, Rule] = {

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtforge.graph.edit import all_graphs, all_nodes, is_array, is_onnx_op, replace_uses
+from trtforge.graph.edit import all_graphs, all_nodes, is_array, is_onnx_op, replace_uses, subgraphs_of
 from trtforge.graph.names import UniqueNames
 from trtforge.graph.signature import tensor_dtype
 
@@ -91,7 +91,12 @@ class _Narrower:
         return self._targets.get(dtype) if dtype is not None else None
 
     def _touches(self, node: gs.Node) -> bool:
-        return any(self._wider(tensor) is not None for tensor in (*node.inputs, *node.outputs))
+        return bool(self._tensors_of(node))
+
+    def _tensors_of(self, node: gs.Node) -> list[gs.Tensor]:
+        """What a node reads and makes of the types to change; the ports of its bodies have the types of its own."""
+        ports = [port for body in subgraphs_of(node) for port in (*body.inputs, *body.outputs)]
+        return [tensor for tensor in (*node.inputs, *node.outputs, *ports) if self._wider(tensor) is not None]
 
     def _is_border(self, node: gs.Node) -> bool:
         """True for a Cast between a port of the model and a type that is kept: nothing is left to do there."""
@@ -106,7 +111,7 @@ class _Narrower:
         """The tensors to change, by identity: groups that only operators of the list touch."""
         spoiled: set[int] = set()
         for node in nodes:
-            tensors = [tensor for tensor in (*node.inputs, *node.outputs) if self._wider(tensor) is not None]
+            tensors = self._tensors_of(node)
             for tensor in tensors:
                 self._seen.setdefault(id(tensor), tensor)
             if node.op != "Cast":

@@ -15,7 +15,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import is_array
-from trtforge.graph.intake.rewrites import NotYetError
+from trtforge.graph.intake.rewrites import NotYetError, RefusedError
 from trtforge.graph.names import UniqueNames
 from trtforge.graph.signature import tensor_dtype
 
@@ -119,6 +119,11 @@ class Emitter:
         """The size of an axis as int64 `[1]`."""
         return self("Shape", tensor, dtype=INT64, shape=[1], start=axis, end=axis + 1 or None)
 
+    def positions(self, count: gs.Tensor) -> gs.Variable:
+        """0, 1, 2 ... as int64 `[count]`, from a count of shape `[1]`."""
+        scalar = self("Squeeze", count, self.ints(0), dtype=INT64, shape=[])
+        return self("Range", self.constant(0, INT64), scalar, self.constant(1, INT64), dtype=INT64, shape=[None])
+
     def is_read(self, node: gs.Node, index: int) -> bool:
         """True when something reads this output of a node."""
         if index >= len(node.outputs) or not node.outputs[index].name:
@@ -148,7 +153,9 @@ class Emitter:
             if id(given) not in made or id(given) in renamed:
                 result = self("Identity", renamed.get(id(given), given))
             renamed[id(result)] = output
-            output.dtype = output.dtype if output.dtype is not None else result.dtype
+            # A float form gives floats where the node gave codes; what the graph gives keeps its type.
+            if output.dtype is None or (result.dtype is not None and not self.is_output(output)):
+                output.dtype = result.dtype
             output.shape = output.shape if output.shape is not None else result.shape
         for new in self._nodes:
             for tensors in (new.inputs, new.outputs):
@@ -184,6 +191,17 @@ def rank_of(tensor: gs.Tensor) -> int:
     if tensor.shape is None:
         raise NotYetError(f"the number of axes of {tensor.name!r}")
     return len(tensor.shape)
+
+
+def front_axis(axis: int, rank: int) -> int:
+    """An axis of a tensor of this rank, counted from the front.
+
+    Raises:
+        RefusedError: there is no such axis.
+    """
+    if not -rank <= axis < rank:
+        raise RefusedError(f"its axis {axis} is none of a tensor with {rank} axes", "export the model again")
+    return axis % rank
 
 
 def static_size(tensor: gs.Tensor, axis: int) -> int | None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtforge.graph.intake.attention import positions
 from trtforge.graph.intake.emit import (
     FLOAT32,
     INT32,
@@ -269,7 +268,7 @@ def rotary_embedding(node: gs.Node, emit: Emitter) -> Results:
 
 def _positions_like(emit: Emitter, x: gs.Tensor, axis: int) -> gs.Variable:
     """0, 1, 2 ... along an axis of x, as int64 `[B, S]`."""
-    row = emit("Unsqueeze", positions(emit, emit.size_of(x, axis)), emit.ints(0), dtype=INT64)
+    row = emit("Unsqueeze", emit.positions(emit.size_of(x, axis)), emit.ints(0), dtype=INT64)
     size = emit("Concat", emit.size_of(x, 0), emit.ints(1), dtype=INT64, shape=[2], axis=0)
     return emit("Expand", row, size, dtype=INT64, shape=[None, None])
 

@@ -17,7 +17,6 @@ from trtforge.graph.intake.attention import (
     is_visible,
     join_heads,
     mask_bias,
-    positions,
     repeat_heads,
     split_heads,
 )
@@ -132,7 +131,7 @@ def _before_lengths(emit: Emitter, lengths: gs.Tensor, heads: _Heads, batch: int
     count = static_size(lengths, 0)
     if count is not None and batch is not None and count not in (batch, 2 * batch):
         raise RefusedError("its mask holds cumulated lengths of a packed batch", _EXPORT_PLAIN)
-    keys = positions(emit, emit.size_of(heads.key, 2))
+    keys = emit.positions(emit.size_of(heads.key, 2))
     numbers = emit("Unsqueeze", emit.cast(lengths, INT64), emit.ints(1, 2, 3), dtype=INT64)
     if count is None or count == batch or batch is None:
         return emit("Less", keys, numbers, dtype=BOOL)
@@ -240,7 +239,7 @@ def group_query_attention(node: gs.Node, emit: Emitter) -> Results:
     window = int(attrs.get("local_window_size", -1))
     visible = is_visible(emit, query, key, max(window, 0))
     last = emit("Unsqueeze", emit.cast(lengths, INT64), emit.ints(1, 2, 3), dtype=INT64)
-    held = emit("LessOrEqual", positions(emit, emit.size_of(key, 2)), last, dtype=BOOL)
+    held = emit("LessOrEqual", emit.positions(emit.size_of(key, 2)), last, dtype=BOOL)
     biases: list[gs.Tensor] = [mask_bias(emit, emit("And", held, visible, dtype=BOOL), dtype)]
     extra = optional_input(node, 10)
     if extra is not None:
@@ -283,7 +282,7 @@ def _rotate(
     if cosines is None or sines is None or emit.opset < 23:
         raise RefusedError("it has no tables of positions, or its opset is below 23", _EXPORT_PLAIN)
     if ids is None:
-        row = positions(emit, emit.size_of(parts[0], 1))
+        row = emit.positions(emit.size_of(parts[0], 1))
         if past is not None:
             row = emit("Add", row, emit.size_of(past, 2), dtype=INT64)
         size = emit("Concat", emit.size_of(parts[0], 0), emit.ints(1), dtype=INT64, shape=[2], axis=0)

@@ -23,6 +23,7 @@ from trtforge.graph.intake.emit import (
     Emitter,
     constant_values,
     dtype_of,
+    front_axis,
     rank_of,
     static_size,
 )
@@ -126,9 +127,7 @@ def _combine_matches(
 ) -> gs.Variable:
     """`table [P, R]` reduced with `values [U, R]` at `places [U, 1]`."""
     kind, dtype = reduction_of(node), dtype_of(node.inputs[0])
-    scalar = emit("Squeeze", num_places, emit.ints(0), dtype=INT64, shape=[])
-    every = emit("Range", emit.constant(0, INT64), scalar, emit.constant(1, INT64), dtype=INT64, shape=[None])
-    matches = emit("Equal", places, every, dtype=BOOL)
+    matches = emit("Equal", places, emit.positions(num_places), dtype=BOOL)
     if kind == "add" and dtype.kind == "f":
         weights = emit("Transpose", emit.cast(matches, dtype), dtype=dtype, perm=[1, 0])
         return emit("Add", table, emit("MatMul", weights, values, dtype=dtype), dtype=dtype)
@@ -174,7 +173,7 @@ def scatter_elements(node: gs.Node, emit: Emitter) -> Results:
     """Gathering, reducing and scattering of constant indices; of others, products with a matrix of matches."""
     data, indices, updates = node.inputs
     rank, dtype, kind = rank_of(data), dtype_of(data), reduction_of(node)
-    axis = int(node.attrs.get("axis", 0)) % rank
+    axis = front_axis(int(node.attrs.get("axis", 0)), rank)
     known = constant_values(indices)
     if known is not None and _is_unique(known, axis, static_size(data, axis)):
         places = emit.constant(known, INT64)
@@ -192,16 +191,11 @@ def scatter_elements(node: gs.Node, emit: Emitter) -> Results:
     order = [*(other for other in range(rank) if other != axis), axis]
     table, places, values = (emit.transpose(t, *order) for t in (data, emit.cast(indices, INT64), updates))
     places = _wrapped(emit, places, emit.size_of(data, axis))
-    every = _places(emit, data, axis)
+    every = emit.positions(emit.size_of(data, axis))
     mask = emit("Equal", emit("Unsqueeze", places, emit.ints(-1), dtype=INT64), every, dtype=BOOL)
     copies = emit("Unsqueeze", values, emit.ints(-1), dtype=dtype)
     result = _masked(emit, kind, dtype, table, mask, copies, -2)
     return [emit.transpose(result, *(order.index(other) for other in range(rank)))]
-
-
-def _places(emit: Emitter, data: gs.Tensor, axis: int) -> gs.Variable:
-    scalar = emit("Squeeze", emit.size_of(data, axis), emit.ints(0), dtype=INT64, shape=[])
-    return emit("Range", emit.constant(0, INT64), scalar, emit.constant(1, INT64), dtype=INT64, shape=[None])
 
 
 def _is_unique(indices: Array, axis: int, size: int | None) -> bool:

@@ -22,11 +22,13 @@ from trtforge.graph.intake.emit import (
     Emitter,
     constant_values,
     dtype_of,
+    front_axis,
     optional_input,
     rank_of,
     static_size,
 )
 from trtforge.graph.intake.rewrites import RefusedError
+from trtforge.graph.passes.dilation import MAX_TAPS, taps
 from trtforge.graph.signature import tensor_dtype
 
 Results = Sequence[gs.Tensor | None]
@@ -42,7 +44,7 @@ def layer_norm(node: gs.Node, emit: Emitter) -> Results:
         return [emit("LayerNormalization", *node.inputs, dtype=node.inputs[0].dtype, **node.attrs)]
     x, scale, bias = node.inputs[0], node.inputs[1], optional_input(node, 2)
     dtype, rank = dtype_of(x), rank_of(x)
-    axes = emit.ints(*range(int(node.attrs.get("axis", -1)) % rank, rank))
+    axes = emit.ints(*range(front_axis(int(node.attrs.get("axis", -1)), rank), rank))
     wide = emit.cast(x, FLOAT32)
     mean = emit("ReduceMean", wide, axes, dtype=FLOAT32, keepdims=1)
     centred = emit("Sub", wide, mean, dtype=FLOAT32)
@@ -63,7 +65,7 @@ def max_pool(node: gs.Node, emit: Emitter) -> Results:
         return [emit("MaxPool", node.inputs[0], dtype=node.inputs[0].dtype, **node.attrs)]
     attrs = node.attrs
     kernel, rank = attrs["kernel_shape"], len(attrs["kernel_shape"])
-    if attrs.get("auto_pad", "NOTSET") != "NOTSET" or attrs.get("ceil_mode", 0) or int(np.prod(kernel)) > 64:
+    if attrs.get("auto_pad", "NOTSET") != "NOTSET" or attrs.get("ceil_mode", 0) or int(np.prod(kernel)) > MAX_TAPS:
         raise RefusedError("its dilated window rounds up, pads itself or is large", "export it without dilation")
     x, dtype = node.inputs[0], dtype_of(node.inputs[0])
     strides, dilations = attrs.get("strides", [1] * rank), attrs["dilations"]
@@ -71,15 +73,12 @@ def max_pool(node: gs.Node, emit: Emitter) -> Results:
     lowest = np.finfo(dtype).min if dtype.kind == "f" else np.iinfo(dtype).min
     widths = [0, 0, *pads[:rank], 0, 0, *pads[rank:]]
     padded = emit("Pad", x, emit.ints(*widths), emit.constant(lowest, dtype), dtype=dtype) if any(pads) else x
-    taps = []
-    for offset in np.ndindex(*kernel):
-        starts = [index * step for index, step in zip(offset, dilations, strict=True)]
-        # Counted from the end, so that sizes may be open.
-        left = [(size - 1 - index) * step for size, index, step in zip(kernel, offset, dilations, strict=True)]
-        ends = [-rest if rest else np.iinfo(np.int64).max for rest in left]
-        axes = range(2, 2 + rank)
-        taps.append(emit("Slice", padded, *(emit.ints(*part) for part in (starts, ends, axes, strides)), dtype=dtype))
-    return [taps[0] if len(taps) == 1 else emit("Max", *taps, dtype=dtype)]
+    axes = range(2, 2 + rank)
+    shifted = [
+        emit("Slice", padded, *(emit.ints(*part) for part in (starts, ends, axes, strides)), dtype=dtype)
+        for starts, ends in taps(kernel, dilations)
+    ]
+    return [shifted[0] if len(shifted) == 1 else emit("Max", *shifted, dtype=dtype)]
 
 
 def bitwise_not(node: gs.Node, emit: Emitter) -> Results:
@@ -93,8 +92,7 @@ def bitwise_not(node: gs.Node, emit: Emitter) -> Results:
 def count_up(node: gs.Node, emit: Emitter) -> Results:
     """Range, for the places of the ones in a vector of ones: how exporters write a count."""
     filled = node.inputs[0].inputs[0]
-    scalar = emit("Squeeze", emit.cast(filled.inputs[0], INT64), emit.ints(0), dtype=INT64, shape=[])
-    counted = emit("Range", emit.constant(0, INT64), scalar, emit.constant(1, INT64), dtype=INT64, shape=[None])
+    counted = emit.positions(emit.cast(filled.inputs[0], INT64))
     return [emit("Unsqueeze", counted, emit.ints(0), dtype=INT64, shape=[1, None])]
 
 
@@ -112,7 +110,7 @@ def fourier(node: gs.Node, emit: Emitter) -> Results:
     given, axes = constant_values(optional_input(node, 1)), constant_values(optional_input(node, 2))
     if optional_input(node, 2) is not None and axes is None:
         raise RefusedError("its axis is computed at run time", "store the axis as a constant")
-    axis = (int(axes.reshape(())) if axes is not None else int(node.attrs.get("axis", -2))) % rank
+    axis = front_axis(int(axes.reshape(())) if axes is not None else int(node.attrs.get("axis", -2)), rank)
     size, parts = static_size(x, axis), static_size(x, rank - 1)
     length = int(given.reshape(())) if given is not None else size
     is_inverse, is_onesided = bool(node.attrs.get("inverse", 0)), bool(node.attrs.get("onesided", 0))

@@ -16,16 +16,17 @@ from trtforge.graph.intake.attention import (
     is_visible,
     join_heads,
     mask_bias,
-    positions,
     repeat_heads,
     split_heads,
 )
 from trtforge.graph.intake.emit import BOOL, INT64, Dtype, Emitter, dtype_of, optional_input, rank_of, static_size
 from trtforge.graph.intake.rewrites import NotYetError, RefusedError
+from trtforge.graph.signature import tensor_dtype
 
 Results = Sequence[gs.Tensor | None]
 
 _KNOWN = frozenset(("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap"))
+_PRECISION = "softmax_precision"
 _MASK, _PAST_KEY, _PAST_VALUE, _LENGTHS = 3, 4, 5, 6
 
 
@@ -50,9 +51,15 @@ def _value_size_differs(node: gs.Node) -> bool:
 def attention(node: gs.Node, emit: Emitter) -> Results:
     """Concat of the past, MatMul, Softmax and MatMul."""
     attrs, dtype = node.attrs, dtype_of(node.inputs[0])
-    unknown = sorted(set(attrs) - _KNOWN)
+    unknown = sorted(set(attrs) - _KNOWN - {_PRECISION})
     if unknown:
         raise RefusedError(f"its attribute {unknown[0]} is not known", "export the model at opset 23")
+    precision = tensor_dtype(attrs.get(_PRECISION, dtype))
+    if precision != dtype:
+        raise RefusedError(
+            f"its softmax is computed in {precision or 'an unknown type'} and its tensors are {dtype}",
+            f"export the model without {_PRECISION}",
+        )
     if emit.is_read(node, 3):
         raise RefusedError("its scores are read", "export the model without that output")
     if optional_input(node, _LENGTHS) is not None and attrs.get("is_causal", 0):
@@ -104,7 +111,7 @@ def _biases(node: gs.Node, emit: Emitter, query: gs.Tensor, key: gs.Tensor, dtyp
         (visible if dtype_of(mask) == BOOL else biases).append(mask)
     if lengths is not None:
         ends = emit("Unsqueeze", emit.cast(lengths, INT64), emit.ints(1, 2, 3), dtype=INT64)
-        visible.append(emit("Less", positions(emit, emit.size_of(key, 2)), ends, dtype=BOOL))
+        visible.append(emit("Less", emit.positions(emit.size_of(key, 2)), ends, dtype=BOOL))
     if node.attrs.get("is_causal", 0):
         has_past = optional_input(node, _PAST_KEY) is not None
         visible.append(is_visible(emit, query, key, is_last_aligned=has_past))

@@ -16,7 +16,9 @@ from trtforge.graph.lint import control_flow, operators, rules, structure
 from trtforge.graph.lint.findings import Finding, Fixed
 from trtforge.graph.lint.fixer import fix
 
-Rule = Callable[[gs.Graph], Iterator[Finding]]
+Rule = Callable[..., Iterator[Finding]]
+"""Takes the graph, and those of `_OF_OPSET` the opset of `lint`."""
+_OF_OPSET = frozenset(("missing-op", "dynamic-quantization"))
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -51,9 +53,18 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 """Every rule by its name, in the order in which findings are reported."""
 
 
-def lint(graph: gs.Graph) -> list[Finding]:
-    """Everything that breaks a rule, in order of the rules and then of the nodes; subgraphs included."""
-    return [finding for rule in RULES.values() for finding in rule(graph)]
+def lint(graph: gs.Graph, opset: int = 0) -> list[Finding]:
+    """Everything that breaks a rule, in order of the rules and then of the nodes; subgraphs included.
+
+    Args:
+        graph: sorted, with inferred types.
+        opset: the one that a build raises the graph to before it rewrites operators; a higher one of its own counts.
+    """
+    return [
+        finding
+        for name, rule in RULES.items()
+        for finding in (rule(graph, opset) if name in _OF_OPSET else rule(graph))
+    ]
 
 
 def rule_summaries() -> dict[str, str]:

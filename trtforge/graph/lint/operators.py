@@ -24,12 +24,14 @@ def _is_dynamic(node: gs.Node) -> bool:
     return node.op in DYNAMIC_OPS and (is_onnx_op(node) or node.domain == MICROSOFT)
 
 
-def missing_op(graph: gs.Graph) -> Iterator[Finding]:
+def missing_op(graph: gs.Graph, opset: int = 0) -> Iterator[Finding]:
     """Operators that no TensorRT parser has."""
-    refused = {entry.node: entry for entry in refused_operators(graph)}
-    for node in all_nodes(graph):
-        if _is_dynamic(node) or is_quantized_operator(node):
-            continue
+
+    def is_mine(node: gs.Node) -> bool:
+        return not _is_dynamic(node) and not is_quantized_operator(node)
+
+    refused = {entry.node: entry for entry in refused_operators(graph, opset, is_mine)}
+    for node in filter(is_mine, all_nodes(graph)):
         if node.name in refused:
             reason, fix = refused[node.name].reason, refused[node.name].fix
         elif is_rewritten(node):
@@ -39,21 +41,20 @@ def missing_op(graph: gs.Graph) -> Iterator[Finding]:
         yield Finding("missing-op", node.name, _no_operator(node), reason, fix, "error")
 
 
-def dynamic_quantization(graph: gs.Graph) -> Iterator[Finding]:
+def dynamic_quantization(graph: gs.Graph, opset: int = 0) -> Iterator[Finding]:
     """Scales found anew for every input: TensorRT has no operator for that."""
-    refused = {entry.node: entry for entry in refused_operators(graph)}
-    for node in all_nodes(graph):
-        if _is_dynamic(node):
-            entry = refused.get(node.name)
-            why = "it belongs to dynamic quantization, where scales depend on each input; TensorRT's are fixed before"
-            yield Finding(
-                "dynamic-quantization",
-                node.name,
-                _no_operator(node),
-                f"{why}; {entry.reason}" if entry else why,
-                entry.fix if entry else f"{_REWRITTEN}; for INT8 start from the float model",
-                "error",
-            )
+    refused = {entry.node: entry for entry in refused_operators(graph, opset, _is_dynamic)}
+    for node in filter(_is_dynamic, all_nodes(graph)):
+        entry = refused.get(node.name)
+        why = "it belongs to dynamic quantization, where scales depend on each input; TensorRT's are fixed before"
+        yield Finding(
+            "dynamic-quantization",
+            node.name,
+            _no_operator(node),
+            f"{why}; {entry.reason}" if entry else why,
+            entry.fix if entry else f"{_REWRITTEN}; for INT8 start from the float model",
+            "error",
+        )
 
 
 def unsupported_port(graph: gs.Graph) -> Iterator[Finding]:

@@ -7,7 +7,8 @@ shifted by each tap: one strided Slice per tap.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -17,6 +18,8 @@ from trtforge.graph.names import UniqueNames
 
 # Slices that one pool may become.
 MAX_TAPS = 64
+# Elements of a filled kernel: 256 MiB in float32.
+MAX_KERNEL = 2**26
 # The end of a Slice that runs to the end of its axis.
 _TO_END = 2**31 - 1
 
@@ -35,6 +38,9 @@ def fill_kernel(node: gs.Node, graph: gs.Graph) -> str | None:
         return "it has no dilation"
     values = np.asarray(weight.values)
     kernel = [(size - 1) * step + 1 for size, step in zip(values.shape[2:], dilations, strict=True)]
+    size = math.prod([*values.shape[:2], *kernel])
+    if size > MAX_KERNEL:
+        return f"its kernel would have {size} elements, and {MAX_KERNEL} is the most"
     filled = np.zeros((*values.shape[:2], *kernel), values.dtype)
     filled[(slice(None), slice(None), *(slice(None, None, step) for step in dilations))] = values
     node.inputs[1] = gs.Constant(UniqueNames(graph).tensor(f"{weight.name}_filled"), filled)
@@ -64,25 +70,31 @@ def spell_out_pool(node: gs.Node, graph: gs.Graph) -> str | None:
         padded = gs.Variable(names.tensor(f"{node.name}_padded"), source.dtype)
         added.append(_pad(node, names, source, padded, pads))
         source = padded
-    taps = []
-    for offsets in itertools.product(*(range(size) for size in kernel)):
-        starts = [offset * step for offset, step in zip(offsets, dilations, strict=True)]
-        left = [(size - 1 - offset) * step for size, offset, step in zip(kernel, offsets, dilations, strict=True)]
-        ends = [-value if value else _TO_END for value in left]
-        taps.append(gs.Variable(names.tensor(f"{node.name}_tap"), source.dtype))
+    shifted = []
+    for starts, ends in taps(kernel, dilations):
+        shifted.append(gs.Variable(names.tensor(f"{node.name}_tap"), source.dtype))
         bounds = (starts, ends, list(range(2, 2 + rank)), strides)
         constants = [
             _constant(names, f"{node.name}_{word}", values) for word, values in zip(_WORDS, bounds, strict=True)
         ]
-        added.append(gs.Node("Slice", names.node(f"{node.name}_Slice"), {}, [source, *constants], [taps[-1]]))
+        added.append(gs.Node("Slice", names.node(f"{node.name}_Slice"), {}, [source, *constants], [shifted[-1]]))
     output = node.outputs[0]
     node.outputs.clear()
     node.inputs.clear()
     # The last node keeps the name, so that reports find it.
-    added.append(gs.Node("Mean", node.name, {}, taps, [output]))
+    added.append(gs.Node("Mean", node.name, {}, shifted, [output]))
     index = next(index for index, other in enumerate(graph.nodes) if other is node)
     graph.nodes[index : index + 1] = added
     return None
+
+
+def taps(kernel: Sequence[int], dilations: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Starts and ends of the Slices that give a pool's input shifted by each tap of its dilated window."""
+    for offsets in itertools.product(*(range(size) for size in kernel)):
+        starts = [offset * step for offset, step in zip(offsets, dilations, strict=True)]
+        # Counted from the end, so that sizes may be open.
+        left = [(size - 1 - offset) * step for size, offset, step in zip(kernel, offsets, dilations, strict=True)]
+        yield starts, [-value if value else _TO_END for value in left]
 
 
 _WORDS = ("starts", "ends", "axes", "steps")

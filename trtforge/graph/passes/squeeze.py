@@ -10,18 +10,18 @@ from trtforge.graph.edit import all_graphs, is_onnx_op
 from trtforge.graph.names import UniqueNames
 
 
-def state_squeezed_axes(graph: gs.Graph, sizes: SizeRanges | None) -> list[str]:
+def state_squeezed_axes(graph: gs.Graph, sizes: SizeRanges | None) -> tuple[int, list[str]]:
     """Give every Squeeze without axes the axes of size 1, in place, subgraphs included.
 
     Args:
         graph: with inferred types, from opset 13 on.
         sizes: of the symbolic dims. Without it, nodes with an axis that may or may not be 1 are left; with it, such
-            an axis stays, because an engine has one rank.
+            an axis stays, because an engine has one rank. Where none is left to remove, the node becomes an Identity.
 
     Returns:
-        One sentence for each node that got axes.
+        How many nodes changed, and one sentence for each that keeps an axis which may be 1.
     """
-    notes = []
+    num_changed, notes = 0, []
     names: UniqueNames | None = None
     for current in all_graphs(graph):
         for node in current.nodes:
@@ -34,10 +34,18 @@ def state_squeezed_axes(graph: gs.Graph, sizes: SizeRanges | None) -> list[str]:
             open_axes = [axis for axis, (low, high) in enumerate(ranges) if low <= 1 < high]
             if open_axes and sizes is None:
                 continue
-            names = names or UniqueNames(graph)
+            num_changed += 1
             axes = [axis for axis, span in enumerate(ranges) if span == (1, 1)]
             list.__setitem__(node.inputs, slice(1, None), [])
-            node.inputs.append(gs.Constant(names.tensor(f"{node.name}_axes"), np.array(axes, np.int64)))
-            kept = f"; axis {', '.join(map(str, open_axes))} may be 1 and stays" if open_axes else ""
-            notes.append(f"Squeeze {node.name!r} removes axes {axes}, which it left open{kept}")
-    return notes
+            if axes:
+                names = names or UniqueNames(graph)
+                node.inputs.append(gs.Constant(names.tensor(f"{node.name}_axes"), np.array(axes, np.int64)))
+            else:
+                # No axes would mean every axis of size 1.
+                node.op = "Identity"
+                node.attrs.clear()
+            if open_axes:
+                removed = f"axes {axes}, which it left open" if axes else "nothing"
+                kept = ", ".join(map(str, open_axes))
+                notes.append(f"Squeeze {node.name!r} removes {removed}; axis {kept} may be 1 and stays")
+    return num_changed, notes

@@ -128,9 +128,16 @@ def _is_movable(node: gs.Node) -> bool:
                 return False
         elif _rank(tensor) != rank:
             return False
-    if node.op in _ONE_INPUT_OPS:
-        return _has_fixed_parameters(node, rank)
-    return True
+    if node.op in _ONE_INPUT_OPS and not _has_fixed_parameters(node, rank):
+        return False
+    return all(-rank <= axis < rank for axis in _axes(node))
+
+
+def _axes(node: gs.Node) -> list[int]:
+    """The axes that a node of a region names, as it counts them."""
+    if node.op in _REDUCE_OPS:
+        return [int(axis) for axis in node.inputs[1].values.reshape(-1)]
+    return [int(node.attrs.get("axis", _DEFAULT_AXES.get(node.op, -1)))] if node.op in _AXIS_OPS else []
 
 
 def _has_fixed_parameters(node: gs.Node, rank: int) -> bool:
@@ -287,10 +294,9 @@ class _Move:
         """Axes of the old order become those of the new one."""
         rank = len(self._perm)
         if node.op in _AXIS_OPS:
-            node.attrs["axis"] = self._perm[node.attrs.get("axis", _DEFAULT_AXES.get(node.op, -1)) % rank]
+            node.attrs["axis"] = self._perm[_axes(node)[0]]
         elif node.op in _REDUCE_OPS:
-            old = node.inputs[1]
-            axes = np.array(sorted(self._perm[int(axis) % rank] for axis in old.values.reshape(-1)), np.int64)
+            axes = np.array(sorted(self._perm[axis] for axis in _axes(node)), np.int64)
             self._edits.replace(node, 1, gs.Constant(self._names.tensor(f"{node.name}_axes"), axes))
         elif node.op == "Pad":
             pads = node.inputs[1].values.reshape(2, rank)[:, list(self._inverse)].reshape(-1)

@@ -129,10 +129,9 @@ def read_manifest(manifest: Mapping[str, Any]) -> Row:
 
 
 def read_ranges(profile: Path) -> list[str]:
-    """Return the arguments of `bare_rtx.py` for a profile file: its first profile's shapes and values."""
+    """Return the arguments of `bare_rtx.py` for a profile file of one profile, as data gives it: shapes and values."""
     document = yaml.safe_load(profile.read_text("utf-8")) or {}
-    first = (document.get("profiles") or [{}])[0]
-    dims = {**(document.get("dims") or {}), **(first.get("dims") or {})}
+    dims = document.get("dims") or {}
 
     def bound(entry: Any, which: str) -> int:
         value = dims.get(entry, entry) if isinstance(entry, str) else entry
@@ -145,10 +144,9 @@ def read_ranges(profile: Path) -> list[str]:
         f"{name}={','.join(spell(entries, which) for which in ('min', 'opt', 'max'))}"
         for name, entries in (document.get("inputs") or {}).items()
     ]
-    values = {**(document.get("values") or {}), **(first.get("values") or {})}
     ranges += [
         f"@{name}={','.join(spell(entry[which], which) for which in ('min', 'opt', 'max'))}"
-        for name, entry in values.items()
+        for name, entry in (document.get("values") or {}).items()
     ]
     return ranges
 

@@ -8,6 +8,11 @@ from typing import Any
 from corpus_run import BUILDS, PRECISIONS
 from tables import format_table, format_versions
 
+from trtforge.spec import precision_from_name
+
+# What `trtforge build` asks of a precision where no --budget is given.
+BUDGETS = {name: precision_from_name(name).default_budget for name in PRECISIONS}
+
 Row = dict[str, Any]
 Rows = Mapping[str, Row]
 
@@ -25,10 +30,6 @@ def count_totals(rows: Rows) -> dict[str, dict[str, int]]:
         if build in BUDGETS:
             totals[build]["accurate"] = sum(entry.get("cosine", -1.0) >= BUDGETS[build] for entry in found)
     return totals
-
-
-# What `trtforge build` asks of a precision where no --budget is given.
-BUDGETS = {"fp16": 0.999, "int8": 0.99}
 
 
 def format_totals(rows: Rows) -> str:

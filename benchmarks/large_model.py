@@ -8,12 +8,12 @@ its fp16 form. Peak memory is PSS of the process tree (benchmarks/process.py); a
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
 from process import run_measured
+from quantizers import TRTFORGE
 
 # Rows and columns of a weight, 128 MiB in float32; layers alternate between this shape and its transpose.
 ROWS, COLUMNS = 4096, 8192
@@ -79,18 +79,16 @@ def measure_commands(folder: Path, gigabytes: float) -> None:
     num_bytes = make_model(model, num_layers)
     print(f"{onnx.__name__} {onnx.__version__}, {num_layers} layers, {num_bytes / 1e9:.2f} GB of external data")
     print(f"{'command':>10} {'seconds':>9} {'peak MB':>9} {'of its size':>12}")
-    trtforge = [sys.executable, "-m", "trtforge.cli.app"]
     commands = {
-        "inspect": [*trtforge, "inspect", str(model)],
-        "profile": [*trtforge, "profile", str(model)],
-        "lint": [*trtforge, "lint", str(model)],
+        "inspect": [*TRTFORGE, "inspect", str(model)],
+        "profile": [*TRTFORGE, "profile", str(model)],
+        "lint": [*TRTFORGE, "lint", str(model)],
         "fp16 cast": [sys.executable, __file__, "--cast", str(model), str(folder / "fp16.onnx")],
     }
     for name, command in commands.items():
-        started = time.perf_counter()
         run = run_measured(command, folder / "log.txt", TIMEOUT_S, 3 * num_bytes)
-        seconds = time.perf_counter() - started
-        print(f"{name:>10} {seconds:>9.1f} {run.peak_bytes / 1e6:>9.0f} {run.peak_bytes / num_bytes:>12.2f}", end="")
+        peak = f"{run.peak_bytes / 1e6:>9.0f} {run.peak_bytes / num_bytes:>12.2f}"
+        print(f"{name:>10} {run.seconds:>9.1f} {peak}", end="")
         print(f"  failed: {run.error}" if run.error else "")
 
 

@@ -70,7 +70,7 @@ def codes(*shape: int, low: int = -64, high: int = 64, dtype: type = np.int8) ->
 
 
 INT8 = ("--int8",)
-ROW, IMAGE, LINE, VOLUME = normal(10, 8), normal(10, 8, 10, 10), normal(10, 8, 20), normal(10, 4, 6, 6, 6)
+ROW, IMAGE = normal(10, 8), normal(10, 8, 10, 10)
 IMAGE16 = normal(10, 16, 10, 10)
 ROW_TO_ROW = "g (float[b,8] x) => (float[b,8] y)"
 ROW_TO_6 = "g (float[b,8] x) => (float[b,6] y)"

@@ -418,6 +418,7 @@ def test_describe_files_hashes_what_is_used_further(tmp_path: Path) -> None:
     sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     info = FileInfo(sha256=sha256, bytes=3)
     assert list(describe_files(tmp_path).items()) == [("model.engine", info), ("model.onnx", info)]
+    assert describe_files(tmp_path, {"model.engine"}) == {"model.onnx": info}
 
 
 def test_replace_file_changes_a_file_in_one_step(tmp_path: Path) -> None:

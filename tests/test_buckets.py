@@ -92,6 +92,14 @@ def test_bucket_profiles_follow_each_other_and_move_what_is_derived() -> None:
     ]
 
 
+def test_what_follows_from_a_derived_dim_is_moved_too() -> None:
+    double = DimFact("double", (("d", 0),), "derived", terms=(("total", 2),))
+    base = Profile("default", {**BASE.inputs, "d": span((46,), (86,), (206,))})
+    (first,) = bucket_profiles(base, SEQ, DimReport((double, BATCH, SEQ, TOTAL), {}), 4, (16,)).profiles
+    assert first.inputs["t"] == span((1, 11), (8, 35), (8, 35))
+    assert first.inputs["d"] == span((22,), (70,), (70,))
+
+
 def test_the_length_is_the_one_dim_that_varies() -> None:
     assert length_dim(ProfileSet((BASE,), "data"), REPORT) is SEQ
     two = DimReport((BATCH, SEQ, DimFact("w", (("t", 1),), "free")), {})

@@ -54,6 +54,24 @@ def test_a_build_with_tensorrt_records_what_it_was_told(
     assert {path.name for path in project.iterdir()} == {"encoder.onnx", "calibration", "profiles", "build", "cache"}
 
 
+def test_the_timing_cache_of_a_stage_cache_is_that_of_one_gpu_model_and_never_fails_a_build(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    nvidia = tmp_path_factory.mktemp("nvidia")
+    stub_driver(nvidia, 90)
+    tensorrt_module(nvidia)
+    options = ["build", "encoder.onnx", "--fp16", "--no-verify", "--cache", "stages", "--json"]
+    run_python(RUN, *options, libraries=nvidia, modules=nvidia)
+    (file,) = (project / "stages" / "timing").iterdir()
+    assert file.name.startswith("tensorrt-")
+    assert file.name.endswith("-NVIDIA_Stub.bin")
+    content = file.read_bytes()
+    file.write_bytes(b"torn" * 20)
+    run_python(RUN, *options, "--no-tf32", "-o", "other", libraries=nvidia, modules=nvidia)
+    assert file.read_bytes() == content
+    assert f"[W] --timing-cache {file} cannot be used" in Path("other/build.log").read_text()
+
+
 def test_options_that_change_the_engine_are_another_artifact(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["build", "encoder.onnx", "--fp16", "--optimization-level", "0"]) == 0
     manifest = load_manifest(Path("build/encoder-fp16"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -147,6 +148,40 @@ def test_what_is_no_file_is_never_read(tmp_path: Path, codec: TextCodec, said: S
     assert find(tmp_path / "c", codec, said) is None
     assert "is damaged" in said[0]
     assert (tmp_path / "elsewhere").read_text() == "hello"
+
+
+@pytest.mark.parametrize("reads", ["a copy", "a hash"])
+def test_content_that_the_disk_does_not_give_is_damage(
+    tmp_path: Path, codec: TextCodec, said: Said, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    class Failing(io.FileIO):
+        def readinto(self, _: Any) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def readall(self) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    class OpeningCodec(TextCodec):
+        def load(self, entry: Entry) -> str:
+            with entry.open("text.txt") as file:
+                return file.read().decode()
+
+    store(tmp_path / "c", codec)
+    monkeypatch.setattr(
+        "trtforge.cache.store.open_stored", lambda path: io.BufferedReader(Failing(os.open(path, os.O_RDONLY)))
+    )
+    reader = codec if reads == "a copy" else OpeningCodec(codec.target)
+    assert find(tmp_path / "c", reader, said) is None
+    assert f"is damaged (text.txt cannot be read: {os.strerror(errno.EIO)}); it is made again" in said[0]
+    assert not codec.target.exists()
+
+
+def test_a_target_that_cannot_be_written_is_no_damage(tmp_path: Path, codec: TextCodec, said: Said) -> None:
+    store(tmp_path / "c", codec)
+    with pytest.raises(FileNotFoundError):
+        find(tmp_path / "c", TextCodec(tmp_path / "nowhere" / "out.txt"), said)
+    assert said == []
+    assert find(tmp_path / "c", codec, said) == "hello"
 
 
 def test_a_removed_file_means_that_the_stage_runs_again(tmp_path: Path, codec: TextCodec, said: Said) -> None:

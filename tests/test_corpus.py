@@ -95,9 +95,8 @@ def test_ranges_of_a_profile_and_of_data(tmp_path: Path) -> None:
         "dims: {batch: {min: 1, opt: 4, max: 8}}\n"
         "inputs: {'x:0': [batch, 3], rate: []}\n"
         "values: {rate: {min: [8000], opt: [16000], max: [16000]}}\n"
-        "profiles: [{name: small, dims: {batch: {min: 1, opt: 2, max: 4}}}, {name: large}]\n"
     )
-    assert read_ranges(profile) == ["x:0=1x3,2x3,4x3", "rate=-,-,-", "@rate=8000,16000,16000"]
+    assert read_ranges(profile) == ["x:0=1x3,4x3,8x3", "rate=-,-,-", "@rate=8000,16000,16000"]
     (tmp_path / "calib").mkdir()
     for i, batch in enumerate((4, 2, 2)):
         np.savez(tmp_path / "calib" / f"{i}.npz", x=np.zeros((batch, 3)), rate=np.array(1))

@@ -82,7 +82,7 @@ def test_folder_holds_one_batch_per_file_in_name_order_and_shapes_may_differ(tmp
         [[0] * 3] * 2,
         [[1] * 5] * 2 + [[2] * 5] * 2,
     ]
-    assert dataset.batch_shapes(2)["ids"] == [(2, 3), (2, 5), (2, 5)]
+    assert dataset.batch_shapes(2)[0]["ids"] == [(2, 3), (2, 5), (2, 5)]
 
 
 def test_fingerprint_depends_on_content_only(tmp_path: Path, x_spec: Specs) -> None:
@@ -409,7 +409,7 @@ def test_arrays_without_a_common_first_axis_are_one_feed(tmp_path: Path) -> None
     assert {name: array.shape for name, array in batch.feeds.items()} == {"x": (1, 4), "state": (2, 1, 3), "rate": ()}
     assert (batch.feeds["x"] == 7).all()
     assert batch.feeds["rate"] == 16000
-    assert dataset.values_of(["rate"], 8) == {"rate": [(16000,)]}
+    assert dataset.batch_shapes(8, ["rate"])[1] == {"rate": [(16000,)]}
 
 
 def test_a_folder_of_feeds_has_one_sample_per_file(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_a_folder_of_feeds_has_one_sample_per_file(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path, STATEFUL)
     assert [int(batch.feeds["x"][0, 0]) for batch in dataset.batches(8)] == [0, 1, 2, 3, 4]
     assert [int(batch.feeds["x"][0, 0]) for batch in dataset.view(3, 5).batches(8)] == [3, 4]
-    assert dataset.batch_shapes(8)["state"] == [(2, 1, 3)] * 5
+    assert dataset.batch_shapes(8)[0]["state"] == [(2, 1, 3)] * 5
     assert len(dataset.sample_hashes()) == 5
     small = dataclasses.replace(dataset, smallest_batch=2)
     assert len(list(small.batches(8))) == 5

@@ -64,6 +64,13 @@ def test_the_template_says_what_follows() -> None:
     )
 
 
+def test_the_template_asks_for_what_follows_from_a_sum_too() -> None:
+    square = DimFact("square", (("bias", 0),), "derived", terms=(("total", 2),))
+    text = phase_template(SPECS, DimReport((square, BATCH, SEQ, PAST, TOTAL), {}, {"past_key": "past"}))
+    assert text.count("square: {min: ?, opt: ?, max: ?}") == 2
+    assert "; total = seq + past; square = 2*total\n" in text
+
+
 def test_a_model_without_a_cache_or_tokens_has_no_phases() -> None:
     with pytest.raises(InputError, match="--prefill-decode is for decoders") as caught:
         phase_template(SPECS[:1], DimReport((BATCH, SEQ), {}))

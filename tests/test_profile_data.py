@@ -77,6 +77,22 @@ def test_what_follows_from_other_dims_gets_the_sums_of_their_ends() -> None:
     assert first.inputs["m"] == ShapeRange((1, 1), (1, 8), (1, 28))
 
 
+def test_what_follows_from_a_sum_gets_the_ends_of_its_range() -> None:
+    specs = (TensorSpec("w", "float32", ("u",)), *DECODER)
+    double = DimFact("u", (("w", 0),), "derived", terms=(("t", 2),))
+    shapes = {"w": [(16,), (42,)], "ids": [(1, 8), (1, 1)], "past": [(1, 0, 4), (1, 20, 4)], "m": [(1, 8), (1, 21)]}
+    report = DimReport((double, *SUMS.dims), {})
+    first = profiles_from_data(shapes, specs, report=report, has_whole_feeds=True).first
+    assert first.inputs["w"] == ShapeRange((2,), (42,), (56,))
+
+
+def test_values_in_several_numbers_are_refused() -> None:
+    specs = (TensorSpec("s", "int64", ("n",)),)
+    with pytest.raises(InputError, match="the data gives input 's' different numbers of values: 1, 2") as caught:
+        profiles_from_data({"s": [(1,), (2,)]}, specs, values={"s": [(4,), (4, 5)]}, has_whole_feeds=True)
+    assert caught.value.fix == "save every sample with the same number of values"
+
+
 def test_a_batch_that_the_graph_fixes_is_the_batch() -> None:
     specs = (TensorSpec("x", "float32", ("b", 4)),)
     report = DimReport((DimFact("b", (("x", 0),), "fixed", 1, 1, suggestion=1, reason="node 'r' (Reshape)"),), {})
@@ -84,10 +100,12 @@ def test_a_batch_that_the_graph_fixes_is_the_batch() -> None:
     assert first.inputs["x"] == ShapeRange((1, 4), (1, 4), (1, 4))
 
 
-def test_data_of_a_size_that_the_graph_does_not_take_is_refused() -> None:
+@pytest.mark.parametrize("sizes", [(5, 5), (7, 5), (5, 9), (7, 9)])
+def test_data_of_a_size_that_the_graph_does_not_take_is_refused(sizes: tuple[int, int]) -> None:
+    wrong = next(size for size in sorted(sizes) if size != 7)
     specs = (TensorSpec("x", "float32", ("b", "n")),)
     fact = DimFact("n", (("x", 1),), "fixed", 7, 7, suggestion=7, reason="node 'm' (MatMul): the inner sizes differ")
-    with pytest.raises(InputError, match="the data has size 5 on axis 1 of input 'x'") as caught:
-        profiles_from_data({"x": [(8, 5)]}, specs, report=DimReport((fact,), {}))
+    with pytest.raises(InputError, match=f"the data has size {wrong} on axis 1 of input 'x'") as caught:
+        profiles_from_data({"x": [(8, size) for size in sizes]}, specs, report=DimReport((fact,), {}))
     assert caught.value.why == "the graph takes 7 there: node 'm' (MatMul): the inner sizes differ"
     assert caught.value.fix == "save the data with 7 there"

@@ -185,6 +185,19 @@ def test_a_wrong_number_of_values_is_refused(tmp_path: Path) -> None:
     assert error.why == "the model has size int64 [2]"
 
 
+def test_values_in_several_numbers_are_refused(tmp_path: Path) -> None:
+    text = """
+dims: {n: {min: 1, opt: 2, max: 3}}
+profiles:
+  - {name: one, values: {s: {min: [1], opt: [1], max: [1]}}}
+  - {name: none}
+  - {name: two, values: {s: {min: [1, 1], opt: [1, 1], max: [1, 1]}}}
+"""
+    error = refusal(tmp_path, text, (TensorSpec("s", "int64", ("n",)),))
+    assert "gives 's' 1 values in profile 'one' and 2 in profile 'two'" in error.what
+    assert error.why == "an input whose values decide shapes or a branch has one size in all profiles"
+
+
 def test_an_open_dim_without_range_prints_the_yaml_to_fill_in(tmp_path: Path) -> None:
     error = refusal(tmp_path, "dims: {batch: 1}", BERT)
     assert "dynamic dimensions without a range" in error.what
@@ -234,16 +247,24 @@ def test_a_question_mark_in_a_comment_is_none(tmp_path: Path) -> None:
 
 
 def test_sizes_that_the_graph_fixes_are_filled_in() -> None:
-    specs = (TensorSpec("x", "float32", ("n", "k")), TensorSpec("m", "int64", ("t",)))
+    specs = (
+        TensorSpec("x", "float32", ("n", "k")),
+        TensorSpec("m", "int64", ("t",)),
+        TensorSpec("w", "int64", ("u",)),
+    )
     fixed = (
         DimFact("n", (("x", 0),), "fixed", 2, 2, suggestion=2),
         DimFact("k", (("x", 1),), "fixed", 5, 5, suggestion=5),
         DimFact("t", (("m", 0),), "derived", terms=(("n", 3),), offset=1),
+        DimFact("u", (("w", 0),), "derived", terms=(("t", 2), ("k", 1))),
     )
+    # In any order: what is derived may come before what it is derived from.
+    assert static_profiles(specs, DimReport(fixed[::-1], {})) == static_profiles(specs, DimReport(fixed, {}))
     profiles = static_profiles(specs, DimReport(fixed, {}))
     assert profiles.source == "graph"
     assert profiles.first.inputs["x"] == ShapeRange((2, 5), (2, 5), (2, 5))
     assert profiles.first.inputs["m"] == ShapeRange((7,), (7,), (7,))
+    assert profiles.first.inputs["w"] == ShapeRange((19,), (19,), (19,))
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from shape_models import save_decoder, save_feeds, save_fixed, save_recurrent, save_u_net
 from support import save_onnx
 
 from trtforge.errors import InputError
+from trtforge.graph.native import OnnxNative
+from trtforge.profile import DimReport
 from trtforge.profiling import describe_profile
 
 
@@ -34,6 +37,22 @@ def test_a_file_without_the_values_that_decide_a_branch_is_noted(tmp_path: Path)
     )
     found = describe_profile(save_recurrent(tmp_path / "m.onnx"), profile=str(tmp_path / "p.yaml"))
     assert found.notes[0].startswith("profile 'default' gives no values for input 'rate', which decides shapes or")
+
+
+def test_a_file_that_does_not_fit_is_told_from_one_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.yaml").write_text("dims: {batch: 1, h: 30, w: 32}")
+    examined: list[bool] = []
+    analyse = OnnxNative.analyse_dims
+
+    def count(native: OnnxNative, model: onnx.ModelProto, find_limits: bool) -> DimReport:
+        examined.append(find_limits)
+        return analyse(native, model, find_limits)
+
+    monkeypatch.setattr(OnnxNative, "analyse_dims", count)
+    with pytest.raises(InputError, match="does not fit the model") as caught:
+        describe_profile(save_u_net(tmp_path / "m.onnx"), profile=str(tmp_path / "p.yaml"))
+    assert caught.value.fix.startswith("give h a multiple of 4 from 4 on")
+    assert examined == [True]
 
 
 def test_a_graph_that_leaves_no_choice_needs_no_profile(tmp_path: Path) -> None:

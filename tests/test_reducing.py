@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -29,7 +30,20 @@ from trtforge.reducing import reduce_model
 from trtforge.reduction import Search
 from trtforge.spec import BuildSpec, Precision
 from trtforge.target import rtx_target_from_option
-from trtforge.trials import Trials, is_same_failure, shape_table
+from trtforge.trials import (
+    ALL_BLAME_TRIALS,
+    BLAME_TRIALS,
+    Trials,
+    find_part,
+    is_same_failure,
+    shape_table,
+    with_culprit,
+)
+
+
+def ignore_note(detail, done=0, total=0, level="progress"):
+    """The progress of a search that nobody watches."""
+
 
 PROFILE = "dims: {b: {min: 1, opt: 4, max: 8}}\ninputs: {x: [b, 8]}\n"
 LAYERS = 4
@@ -141,9 +155,57 @@ def test_a_crash_is_reduced_in_children_that_die(tmp_path):
 
         search = Search(scissors, fails)
         nodes = search.run(len(graph.nodes))
+        # The same with what the log names, and without it.
+        named = find_part(graph, whole, profiles, trials, ignore_note, 20)
+        whole.diagnosis = dataclasses.replace(whole.diagnosis, node=None)
+        unnamed = find_part(graph, whole, profiles, trials, ignore_note, 20)
     assert isinstance(whole, ChildDiedError)
     assert [graph.nodes[index].name for index in nodes] == ["fatal"]
     assert search.trials < 8
+    for part in (named, unnamed):
+        assert [graph.nodes[index].name for index in part.nodes] == ["fatal"]
+        assert part.is_smallest
+    assert (named.trials, unnamed.trials) == (1, search.trials)
+
+
+class Flaky(Trials):
+    """Fails as the first part did, and then no more."""
+
+    def failure(self, graph, profiles):
+        return None
+
+
+def test_what_does_not_fail_again_is_no_part(tmp_path):
+    graph, profiles = unnamed_refusal(tmp_path)
+    error = failure("unknown", message="it failed once")
+    trials = Flaky(BACKEND, rtx_target_from_option("sm_86"), tmp_path)
+    part = find_part(graph, error, profiles, trials, ignore_note, 20)
+    assert len(part.nodes) == len(graph.nodes)
+    assert part.error is error
+    assert not part.is_smallest
+
+
+def unnamed_refusal(folder):
+    """A graph that the builder refuses without naming a node, and its profiles."""
+    text = """g (float[1,4,8,8] x) => (float[1,4,a,b] y) { [before] h = ConvTranspose(x, w)
+        [culprit] u = ConvTranspose<dilations = [2,2], strides = [2,2]>(h, w) [after] y = Relu(u) }"""
+    source = save_onnx(folder / "m.onnx", text, w=np.ones((4, 4, 3, 3), np.float32))
+    profiles = ProfileSet((Profile("p", {"x": ShapeRange(*[(1, 4, 8, 8)] * 3)}),), "static")
+    return normalise(load_model(source).graph)[0], profiles
+
+
+def test_the_trials_of_all_refusals_of_a_build_are_counted_together(tmp_path):
+    graph, profiles = unnamed_refusal(tmp_path)
+    with Trials(BACKEND, rtx_target_from_option("sm_86"), tmp_path) as trials:
+        error = trials.failure(graph, profiles)
+        assert error.node is None
+        assert with_culprit(error, graph, profiles, trials, ignore_note).node == "culprit"
+        taken = ALL_BLAME_TRIALS - trials.blame_left
+        assert 0 < taken < BLAME_TRIALS
+        trials.blame_left = 1
+        assert with_culprit(error, graph, profiles, trials, ignore_note) is error
+        assert trials.blame_left == 0
+        assert with_culprit(error, graph, profiles, trials, ignore_note) is error
 
 
 def test_a_model_that_builds_has_nothing_to_reduce(project):
@@ -152,6 +214,45 @@ def test_a_model_that_builds_has_nothing_to_reduce(project):
         reduce_model(spec_of(source), Path("small.onnx"))
     assert caught.value.what == f"{source} builds: there is nothing to reduce"
     assert not Path("small.onnx").exists()
+
+
+def test_a_model_that_a_build_mends_has_nothing_to_reduce(tmp_path):
+    """The builder names no node of it, so the remedies need the trials that a build makes."""
+    source = save_onnx(
+        tmp_path / "up.onnx",
+        """g (float[1,4,8,8] x) => (float[1,4,a,b] y) {
+            [plain] h = ConvTranspose(x, w)
+            [first] u = ConvTranspose<dilations = [2,2], strides = [2,2]>(h, w)
+            [second] y = ConvTranspose<dilations = [2,2], strides = [2,2]>(u, w)
+        }""",
+        w=np.ones((4, 4, 3, 3), np.float32),
+    )
+    events = []
+    with pytest.raises(InputError) as caught:
+        reduce_model(spec_of(source), tmp_path / "small.onnx", events.append)
+    assert caught.value.what == f"{source} builds: there is nothing to reduce"
+    told = [event.detail for event in events if event.level == "notice"]
+    assert sorted(text.partition(":")[0] for text in told) == [
+        "node 'first' (ConvTranspose)",
+        "node 'second' (ConvTranspose)",
+    ]
+
+
+def test_a_model_that_only_the_linter_refuses_is_not_said_to_build(tmp_path):
+    source = save_onnx(
+        tmp_path / "m.onnx",
+        """g (float[4,8] x) => (float[4,8] y) {
+            [q] q = QuantizeLinear<axis = 1>(x, s, z) [dq] d = DequantizeLinear(q, one, zero) y = MatMul(d, w)
+        }""",
+        s=np.linspace(0.1, 0.2, 8, dtype=np.float32),
+        z=np.zeros(8, np.int8),
+        one=np.float32(0.1),
+        zero=np.int8(0),
+        w=np.eye(8, dtype=np.float32),
+    )
+    with pytest.raises(InputError) as caught:
+        reduce_model(spec_of(source), tmp_path / "small.onnx")
+    assert caught.value.diagnosis.cause == "activation-scale-per-channel"
 
 
 def test_the_options_of_the_build_are_those_of_the_trials(tmp_path, monkeypatch, capsys):
@@ -192,6 +293,14 @@ def test_the_command_prints_the_part_and_its_failure(project, capsys):
     assert value["nodes"] == ["nms"]
     assert value["diagnosis"]["cause"] == "no-kernel"
     assert value["is_smallest"] is True
+
+
+def test_what_is_still_to_be_done_is_printed_without_what_was_done(project, capsys):
+    project(NESTED, half=np.float32(0.5))
+    assert run(["reduce", "m.onnx", "--gpu", "sm_86"]) == 0
+    out = capsys.readouterr().out
+    assert "\n    fix: build it in another precision or export it in another way\n" in out
+    assert "trtforge reduce" not in out
 
 
 def test_an_interrupted_reduce_leaves_nothing(project, tmp_path):

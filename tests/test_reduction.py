@@ -13,11 +13,13 @@ class Chain:
     def __init__(self, size, glued=()):
         self.size = size
         self.glued = set(glued)
+        self.num_closed = 0
 
     def neighbours(self, nodes):
         return {near for node in nodes for near in (node - 1, node, node + 1) if 0 <= near < self.size}
 
     def close(self, nodes):
+        self.num_closed += 1
         found = set(nodes)
         for node in sorted(found, reverse=True):
             while node in self.glued and node - 1 not in found:
@@ -80,3 +82,11 @@ def test_a_search_that_runs_out_of_trials_says_so_and_gives_what_fails():
     assert {20, 150} <= set(nodes)
     assert len(nodes) < 200
     assert len(asked) == 9
+
+
+def test_nothing_is_looked_at_once_the_trials_are_spent():
+    chain = Chain(2000)
+    found = Search(chain, lambda nodes: {20, 1500} <= set(nodes), max_trials=30)
+    found.run(2000)
+    assert not found.is_complete
+    assert chain.num_closed <= 60

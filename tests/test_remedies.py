@@ -110,6 +110,20 @@ def test_when_no_remedy_is_left_the_error_tells_what_was_tried(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_when_no_remedy_fits_the_error_tells_why(tmp_path):
+    source = save_onnx(
+        tmp_path / "pool.onnx",
+        """g (float[1,1,30,30] x) => (float[1,1,a,b] y)
+        { [pool] y = AveragePool<kernel_shape = [9,9], dilations = [2,2]>(x) }""",
+    )
+    with pytest.raises(BuildError) as caught:
+        build(source, precision="fp32", output=tmp_path / "out")
+    assert caught.value.why == (
+        "TensorRT-RTX has no AveragePool with a dilation "
+        "(its dilation cannot be written out: its window has 81 taps, and 64 is the most)"
+    )
+
+
 def arrived(tmp_path):
     """A ConvTranspose that came quantized, its weight with one scale per channel."""
     path = save_onnx(
@@ -160,6 +174,31 @@ def test_a_deconvolution_gets_one_scale_and_then_runs_in_float(tmp_path):
     assert np.abs(run(graph, tmp_path / "2.onnx", x) - once).max() < 0.1 * np.abs(once).max()
     assert remedies.take(refusal("up"), lowered) is None
     assert [entry.node for entry in remedies.applied] == ["up", "up"]
+
+
+@pytest.mark.parametrize("weight", [np.zeros((4, 6, 3, 3), np.int8), np.ones((4, 6, 3, 3), np.int8)])
+def test_a_weight_of_next_to_nothing_gets_a_scale_that_float16_holds(tmp_path, weight):
+    graph = arrived(tmp_path)
+    dequantize = graph.nodes[-1].inputs[1].inputs[0]
+    dequantize.inputs[0].values = weight
+    dequantize.inputs[1].values = np.full(6, 1e-7, np.float16)
+    remedies = Remedies(graph, Precision("int8", "fp16"))
+    remedies.take(refusal("up"), lower(graph, Precision(None, "fp32"), None))
+    codes, scale = (np.asarray(tensor.values) for tensor in graph.nodes[-1].inputs[1].inputs[0].inputs[:2])
+    assert scale.dtype == np.float16
+    assert scale.size == 1
+    assert scale >= 2.0**-14
+    assert not codes.any()
+
+
+def test_a_weight_whose_scales_do_not_fit_it_is_left(tmp_path):
+    graph = arrived(tmp_path)
+    dequantize = graph.nodes[-1].inputs[1].inputs[0]
+    dequantize.attrs["axis"] = 0
+    remedies = Remedies(graph, Precision("int8", "fp32"))
+    done = remedies.take(refusal("up"), lower(graph, Precision(None, "fp32"), None))
+    assert done.remedy == "the Q/DQ that it came with was taken off, and it runs in fp32"
+    assert graph.nodes[-1].inputs[1].inputs == [dequantize]
 
 
 @pytest.mark.parametrize("blamed", ["up", "wdq", "dq", "q"])

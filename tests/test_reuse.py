@@ -12,11 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from encoder import WIDTH, save_profile, save_project, save_samples
 
 import trtforge
+from trtforge import reuse
+from trtforge.cache.folder import EntryRecord
+from trtforge.cache.store import Entry
 from trtforge.errors import InputError
+from trtforge.hashing import fingerprint
 from trtforge.manifest import Manifest
 from trtforge.progress import Event
 
@@ -253,6 +258,26 @@ def test_quantize_writes_the_same_file_from_the_cache(project: Path, tmp_path: P
     second = quantize_with(project, cache, tmp_path / "second" / "model.onnx", precision=precision)
     assert {"normalise", "calibrate"} <= first - second
     assert (tmp_path / "first" / "model.onnx").read_bytes() == (tmp_path / "second" / "model.onnx").read_bytes()
+
+
+def test_a_table_from_the_cache_is_of_the_model_that_asks(project: Path, cache: Path, tmp_path: Path) -> None:
+    """The key is the graph's content, which models of other bytes may share."""
+    other = save_project(tmp_path / "p")
+    model = onnx.load(str(other))
+    model.producer_version = "another"
+    onnx.save(model, str(other))
+    ran: list[Event] = []
+    trtforge.calibrate(project, cache=cache)
+    found = trtforge.calibrate(other, cache=cache, report=ran.append)
+    assert "calibrate" not in {event.stage for event in ran}
+    assert found.to_json() == trtforge.calibrate(other).to_json()
+
+
+def test_an_engine_of_other_types_is_damage(tmp_path: Path) -> None:
+    value = {"engine_sha256": "a", "plan": {"layers": []}, "build_s": "soon", "backend_version": "1"}
+    record = EntryRecord(stage="build", key=fingerprint("key"), value=value, warnings=(), files={})
+    with pytest.raises(ValueError, match="build_s"):
+        reuse.EngineCodec(tmp_path).load(Entry(record, tmp_path))
 
 
 def test_calibrate_gives_the_same_table_from_the_cache(project: Path, tmp_path: Path) -> None:

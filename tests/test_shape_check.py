@@ -10,11 +10,13 @@ from support import save_onnx
 
 from trtforge.data import open_dataset
 from trtforge.errors import InputError
+from trtforge.graph.dims.report import report_dims
 from trtforge.graph.load import load_model
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import normalise
 from trtforge.graph.signature import input_specs
 from trtforge.limits import DEFAULT_LIMITS
+from trtforge.profile import DimReport
 from trtforge.profile_sources import ProfileFile, profiles_from_file
 from trtforge.shape_check import Source, check_profiles, run_once
 from trtforge.textfile import parse_yaml, validate
@@ -26,14 +28,20 @@ def native() -> Iterator[OnnxNative]:
         yield child
 
 
-def check(native: OnnxNative, path: Path, text: str) -> list[str]:
-    """Check a profile given as YAML; what was noted."""
+def check(native: OnnxNative, path: Path, text: str, asked: list[bool] | None = None) -> list[str]:
+    """Check a profile given as YAML; what was noted. `asked` takes whether each examination was to find limits."""
     specs = input_specs(load_model(path).graph)
     content = validate(ProfileFile, parse_yaml(text, "profile", DEFAULT_LIMITS), "profile")
     profiles = profiles_from_file(content, specs, "profile")
     graph, _ = normalise(load_model(path).graph, native=native)
     notes: list[str] = []
-    check_profiles(Source(path, specs, None, DEFAULT_LIMITS), graph, profiles, native, notes.append)
+
+    def dims_of(find_limits: bool) -> DimReport:
+        if asked is not None:
+            asked.append(find_limits)
+        return report_dims(load_model(path).graph, find_limits=find_limits, native=native)
+
+    check_profiles(Source(path, specs, None), graph, profiles, native, notes.append, dims_of)
     return notes
 
 
@@ -106,6 +114,21 @@ def test_shapes_that_fit_pass_with_nothing_to_tell(native: OnnxNative, tmp_path:
     assert check(native, save_u_net(tmp_path / "m.onnx"), text) == []
 
 
+def test_limits_are_looked_for_only_where_a_shape_does_not_fit(native: OnnxNative, tmp_path: Path) -> None:
+    asked: list[bool] = []
+    check(native, save_u_net(tmp_path / "m.onnx"), "dims: {batch: 1, h: 32, w: 32}", asked)
+    assert asked == []
+    path = save_onnx(
+        tmp_path / "v.onnx", "g (float[n] x, int64[2] s) => (float[a, b] y) { [target] y = Reshape(x, s) }"
+    )
+    text = "{{dims: {{n: {}}}, values: {{s: {{min: [3, 4], opt: [3, 4], max: [3, 4]}}}}}}"
+    check(native, path, text.format(12), asked)
+    assert asked == [False]
+    with pytest.raises(InputError):
+        check(native, path, text.format(13), asked)
+    assert asked == [False, False, True]
+
+
 def test_values_that_no_shape_depends_on_are_refused(native: OnnxNative, tmp_path: Path) -> None:
     path = save_onnx(
         tmp_path / "m.onnx", "g (float[n] x, int64[2] s) => (float[n] y, int64[2] t) { y = Relu(x) t = Neg(s) }"
@@ -169,7 +192,7 @@ def test_samples_of_the_opt_shape_are_run_instead(tmp_path: Path) -> None:
     content = ProfileFile.model_validate({"dims": {"batch": 1, "n": 31}})
     profiles = profiles_from_file(content, specs, "profile")
     with pytest.raises(InputError, match="does not run at the opt shapes"):
-        run_once(Source(path, specs, data, DEFAULT_LIMITS), profiles.first, 0, lambda _: None)
+        run_once(Source(path, specs, data), profiles.first, 0, lambda _: None)
 
 
 def test_a_run_that_would_not_fit_into_memory_is_left_out(tmp_path: Path) -> None:
@@ -177,7 +200,7 @@ def test_a_run_that_would_not_fit_into_memory_is_left_out(tmp_path: Path) -> Non
     specs = input_specs(load_model(path).graph)
     profiles = profiles_from_file(ProfileFile.model_validate({"dims": {"batch": 1, "h": 4, "w": 4}}), specs, "profile")
     notes: list[str] = []
-    run_once(Source(path, specs, None, DEFAULT_LIMITS), profiles.first, 2**60, notes.append)
+    run_once(Source(path, specs, None), profiles.first, 2**60, notes.append)
     assert notes[0].startswith("not run at opt: it may take 1073741824.0 GiB, above ")
 
 
@@ -187,5 +210,5 @@ def test_a_model_that_onnxruntime_cannot_load_is_not_run(tmp_path: Path) -> None
     profiles = profiles_from_file(ProfileFile.model_validate({"dims": {"n": 4}}), specs, "profile")
     path.write_bytes(b"no model")
     notes: list[str] = []
-    run_once(Source(path, specs, None, DEFAULT_LIMITS), profiles.first, 0, notes.append)
+    run_once(Source(path, specs, None), profiles.first, 0, notes.append)
     assert notes[0].startswith("not run at opt: ONNX Runtime cannot load m.onnx")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from trtforge.errors import InputError
-from trtforge.user_code import load_function
+from trtforge.hashing import sha256_of_file
+from trtforge.user_code import load_function, source_sha256
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,21 @@ def test_a_module_that_fails_is_refused_and_leaves_the_import_path(
     with pytest.raises(InputError, match="cannot be imported"):
         load_function("failing_module:f", "data")
     assert sys.path == before
+
+
+def test_the_hash_of_a_module_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "hashed_package" / "metrics.py"
+    file.parent.mkdir()
+    (file.parent / "__init__.py").write_text("")
+    hashes = []
+    for body in ("raise ValueError('it is not run')", "raise ValueError('it is edited')"):
+        file.write_text(body)
+        hashes.append(source_sha256("hashed_package.metrics:f"))
+        assert hashes[-1] == sha256_of_file(file)
+    assert hashes[0] != hashes[1]
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "no_such_package.module:f", "json.no_such_module:f", ":f"])
+def test_a_module_without_a_file_has_no_hash(name: str) -> None:
+    assert source_sha256(name) is None

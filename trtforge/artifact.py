@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx_graphsurgeon as gs
@@ -72,12 +73,13 @@ def damaged_files(directory: Path, manifest: Manifest) -> list[str]:
     return bad
 
 
-def describe_files(directory: Path) -> dict[str, FileInfo]:
+def describe_files(directory: Path, leave_out: Iterable[str] = ()) -> dict[str, FileInfo]:
     """Hash and size of every file that is used further, by name; logs and reports are for reading only."""
+    others = _FOR_READING.union(leave_out)
     return {
         path.name: FileInfo(sha256=sha256_of_file(path), bytes=path.stat().st_size)
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.name not in _FOR_READING
+        if path.is_file() and path.name not in others
     }
 
 

@@ -166,11 +166,10 @@ def bucket_profiles(base: Profile, dim: DimFact, report: DimReport, smallest: in
 
 def with_dims(base: Profile, name: str, sizes: dict[str, tuple[int, int, int]], report: DimReport) -> Profile:
     """A profile with other (min, opt, max) for some dims, by name, and for those that follow from them."""
-    known = {fact.name: _span_of(base, fact) for fact in report.dims} | sizes
-    for fact in report.dims:
-        if fact.kind == "derived" and any(term in sizes for term, _ in fact.terms):
-            totals = [fact.offset + sum(factor * known[term][i] for term, factor in fact.terms) for i in range(3)]
-            known[fact.name] = (totals[0], totals[1], totals[2])
+    known = {fact.name: span_of(base, fact) for fact in report.dims} | sizes
+    for fact in report.following(sizes):
+        low, opt, high = (fact.total({term: span[i] for term, span in known.items()}) for i in range(3))
+        known[fact.name] = (low, opt, high)
     inputs = {}
     for port, span in base.inputs.items():
         axes = [list(part) for part in (span.min, span.opt, span.max)]
@@ -182,7 +181,8 @@ def with_dims(base: Profile, name: str, sizes: dict[str, tuple[int, int, int]], 
     return Profile(name, inputs, base.values)
 
 
-def _span_of(profile: Profile, fact: DimFact) -> tuple[int, int, int]:
+def span_of(profile: Profile, fact: DimFact) -> tuple[int, int, int]:
+    """min, opt and max of a dim."""
     name, axis = fact.axes[0]
     span = profile.inputs[name]
     return span.min[axis], span.opt[axis], span.max[axis]

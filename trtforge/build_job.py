@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from trtforge.backends.base import Backend, BuildRequest
 from trtforge.backends.base import BuildResult as EngineResult
 from trtforge.engine_options import EngineOptions
 from trtforge.errors import BuildError, InputError
+from trtforge.gpu import find_gpus
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.save import save_model
 from trtforge.isolation import Child
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from trtforge.graph.lint import Finding
     from trtforge.quantization.quantizer import Quantizer
     from trtforge.quantization.weight_only_graph import StoredWeights
+    from trtforge.trials import Trials
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class BuildTools:
 
 class BuildJob(Job):
     """A job that ends with an engine."""
+
+    _trials: Trials | None = None
 
     def run(self, tools: BuildTools, identity: str) -> Manifest:
         """Put every file of the artifact into the staging folder.
@@ -228,8 +233,8 @@ class BuildJob(Job):
             self._explain(trail.of_refusal(err))
             done = remedies.take(err, lowered)
             if done is None:
-                raise with_history(err, remedies.applied) from refusal
-            self.report(Event("build", f"node {done.node!r} ({done.op}): {done.reason}; {done.remedy}", "notice"))
+                raise with_history(err, remedies) from refusal
+            self.report(Event("build", done.describe(), "notice"))
             return None
 
     def _find_culprit(self, tools: BuildTools, lowered: stages.Lowered, refusal: BuildError) -> BuildError:
@@ -238,16 +243,17 @@ class BuildJob(Job):
             return refusal
         from trtforge.trials import Trials, with_culprit
 
-        folder = tools.staging.work / "trials"
-        folder.mkdir(exist_ok=True)
-        spec = self.spec
-        made_alike = Trials(tools.backend, tools.target, folder, tf32=spec.tf32, options=spec.engine_options)
-        with self.watch.stage("diagnose") as note, made_alike as trials:
+        if self._trials is None:  # one for all refusals, which counts what they take together
+            folder = tools.staging.work / "trials"
+            folder.mkdir()
+            spec = self.spec
+            self._trials = Trials(tools.backend, tools.target, folder, tf32=spec.tf32, options=spec.engine_options)
+        with self.watch.stage("diagnose") as note, self._trials as trials:
             return with_culprit(refusal, lowered.graph, self.inputs.profiles, trials, note)
 
-    def _explain(self, steps: Iterable[trail.Step]) -> None:
+    def _explain(self, steps: Iterable[Event]) -> None:
         for step in steps:
-            self.report(Event(step.stage, step.text, "detail"))
+            self.report(step)
 
     def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
         """The engine, and what the manifest says of the files beside it."""
@@ -259,6 +265,7 @@ class BuildJob(Job):
             tools.target,
             self.spec.tf32,
             self._engine_options(tools),
+            own_timing_cache=self.spec.engine_options.timing_cache is None,
         )
         files: dict[str, FileInfo] = {}
         engine = self.stage(
@@ -269,7 +276,7 @@ class BuildJob(Job):
         )
         if not files:  # it came from the cache
             prepared.infer_shapes(OnnxNative(tools.worker))
-            files = artifact.describe_files(folder)
+            files = artifact.describe_files(folder, {ENGINE_NAME})
         tools.pool.submit(tools.worker.close)  # its memory takes a while to be freed
         files[ENGINE_NAME] = FileInfo(sha256=engine.engine_sha256, bytes=(folder / ENGINE_NAME).stat().st_size)
         return engine, dict(sorted(files.items()))
@@ -286,8 +293,8 @@ class BuildJob(Job):
                 importlib.import_module(later_stage)
             with OnnxNative() as native:
                 prepared.infer_shapes(native)
-            files |= artifact.describe_files(tools.staging.directory)
-            files.pop(ENGINE_NAME, None)  # which may be half written
+            # The engine may be half written, and the builder says what its hash is.
+            files |= artifact.describe_files(tools.staging.directory, {ENGINE_NAME})
             return building.result()
 
     def _engine_options(self, tools: BuildTools) -> EngineOptions:
@@ -295,5 +302,6 @@ class BuildJob(Job):
         options = self.spec.engine_options
         if self.cache is None or options.timing_cache is not None or tools.backend.name is not BackendName.TENSORRT:
             return options
-        name = "-".join([tools.backend.name, tools.backend.version(), *tools.target.names])
-        return dataclasses.replace(options, timing_cache=self.cache.timing_file(name))
+        # Times of one GPU model are not those of another of its compute capability.
+        name = "-".join([tools.backend.name, tools.backend.version(), find_gpus()[0].name])
+        return dataclasses.replace(options, timing_cache=self.cache.timing_file(re.sub(r"[^\w.-]+", "_", name)))

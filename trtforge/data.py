@@ -34,6 +34,7 @@ from trtforge.tensor import TensorSpec
 from trtforge.textfile import kind_of
 from trtforge.user_code import USER_ERRORS, load_function
 
+ShapesByInput = dict[str, list[tuple[int, ...]]]
 # Samples held at a time while data is checked and hashed.
 _CHECK_BATCH = 8
 
@@ -121,21 +122,16 @@ class Dataset:
     def __len__(self) -> int:
         return (self.num_samples if self.stop is None else self.stop) - self.start
 
-    def batch_shapes(self, batch_size: int) -> dict[str, list[tuple[int, ...]]]:
-        """For each input, the shape of every batch."""
-        shapes: dict[str, list[tuple[int, ...]]] = {spec.name: [] for spec in self.specs}
+    def batch_shapes(self, batch_size: int, read: Sequence[str] = ()) -> tuple[ShapesByInput, ShapesByInput]:
+        """The shape of every batch, by input; and the values, flattened, of the integer inputs in `read`."""
+        shapes: ShapesByInput = {spec.name: [] for spec in self.specs}
+        values: ShapesByInput = {name: [] for name in read}
         for batch in self.batches(batch_size):
             for name, feed in batch.feeds.items():
                 shapes[name].append(feed.shape)
-        return shapes
-
-    def values_of(self, names: Sequence[str], batch_size: int) -> dict[str, list[tuple[int, ...]]]:
-        """For each of some integer inputs, its values in every batch, flattened."""
-        values: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
-        for batch in self.batches(batch_size) if names else ():
-            for name in names:
+            for name in read:
                 values[name].append(tuple(int(value) for value in batch.feeds[name].ravel()))
-        return values
+        return shapes, values
 
     def sample_hashes(self) -> set[bytes]:
         """A 16-byte hash of every sample, to find samples that two datasets share."""

@@ -62,7 +62,7 @@ def has_sample_axis(shapes: Mapping[str, tuple[int, ...]], specs: Sequence[Tenso
     fixed = {head for head in heads if isinstance(head, int)}
     names = {head for head in heads if isinstance(head, str)}
     inner = {dim for spec in specs for dim in (spec.shape or ())[1:]}
-    if len(fixed) > 1 or (fixed and len(heads) > sum(isinstance(head, int) for head in heads)):
+    if fixed and len(set(heads)) > 1:
         return False
     if len(names) > 1 and names & inner:
         return False

@@ -9,7 +9,6 @@ from typing import Any, Literal, cast, get_args
 
 from trtforge.errors import InputError
 from trtforge.hashing import sha256_of_file
-from trtforge.textfile import kind_of
 
 HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 MAX_OPTIMIZATION_LEVEL = 5
@@ -108,6 +107,8 @@ def hash_plugins(plugins: tuple[Path, ...]) -> dict[str, str]:
     Raises:
         InputError: one of them is no file or cannot be read, or two have one name.
     """
+    from trtforge.textfile import kind_of  # loads pydantic, which is to come after the worker's start
+
     found: dict[str, str] = {}
     for path in plugins:
         if kind_of(path, "plugin library") != "file":

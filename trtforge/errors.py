@@ -31,6 +31,10 @@ class Diagnosis:
     message: str = ""
 
 
+# What the fix of a failure says that nothing is known of.
+REDUCE_HINT = "find the smallest part that fails with `trtforge reduce MODEL`"
+
+
 class TrtForgeError(Exception):
     """Base of every error that trtforge raises on purpose.
 

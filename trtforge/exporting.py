@@ -53,53 +53,44 @@ def exported(spec: BuildSpec, report: Reporter) -> Iterator[BuildSpec]:
         yield spec
         return
     from trtforge.cache.store import open_cache
+    from trtforge.export.run import check_source, export_model
     from trtforge.export_info import Exported
     from trtforge.profile_choice import find_profile
 
+    found_profile = find_profile(spec.source) if spec.profile is None else spec.profile
+    spec = dataclasses.replace(spec, profile=None if found_profile is None else str(found_profile))
     with tempfile.TemporaryDirectory(prefix="trtforge-") as work:
         path = Path(work) / f"{source_name(spec.source)}.onnx"
         watch = Stopwatch(report)
         with watch.stage("export") as note, open_cache(spec.cache, spec.limits.cache_bytes, report) as cache:
             request = export_request(spec)
-            codec, key = _ExportCodec(path), "" if cache is None else _key(request, path.name)
-            found = cache.find("export", key, codec) if cache is not None and key else None
+            codec, checked = _ExportCodec(path), check_source(request)
+            key = None if cache is None else _key(request, path.name, checked.sha256)
+            found = cache.find("export", key, codec) if cache is not None and key is not None else None
             if found is None:
-                from trtforge.export.run import export_model
-
-                info = export_model(request, path, note)
-                if cache is not None and key:
+                info = export_model(request, checked, path, note)
+                if cache is not None and key is not None:
                     cache.store("export", key, info, codec, ())
             else:
                 info = found.value
         for event in export_events(info):
             report(event)
-        found_profile = find_profile(spec.source) if spec.profile is None else spec.profile
-        yield dataclasses.replace(
-            spec,
-            profile=None if found_profile is None else str(found_profile),
-            exported=Exported(path, info, watch.seconds["export"]),
-        )
+        yield dataclasses.replace(spec, exported=Exported(path, info, watch.seconds["export"]))
 
 
 def export_request(spec: BuildSpec, opset: int | None = None) -> ExportRequest:
     """What a spec means for the export: its precision's opset, and the dims of its profile file."""
     from trtforge.export.run import ExportRequest, choose_opset
-    from trtforge.profile_choice import find_profile
-    from trtforge.profile_sources import ProfileFile
-    from trtforge.recipe import shipped_files
-    from trtforge.textfile import kind_of, parse_yaml, read_text, validate
+    from trtforge.profile_choice import profile_file
+    from trtforge.profile_sources import read_profile_file
 
     chosen, reason = choose_opset(spec.precision)
     if opset is not None:
         chosen, reason = opset, "as asked for"
-    path = find_profile(spec.source) if spec.profile is None else Path(spec.profile)
-    if spec.profile is not None and path is not None and kind_of(path, "profile") is None:
-        path = shipped_files("profiles").get(spec.profile, path)
+    path = profile_file(spec.profile, spec.source)
     layout, ranges = None, {}
     if path is not None:
-        content = validate(
-            ProfileFile, parse_yaml(read_text(path, "profile", spec.limits), f"profile {path}", spec.limits), str(path)
-        )
+        content = read_profile_file(path, spec.limits)
         fixed = {name: dim for name, dim in content.dims.items() if isinstance(dim, int)}
         ranges = {name: (dim.min, dim.opt, dim.max) for name, dim in content.dims.items() if not isinstance(dim, int)}
         layout = {
@@ -149,14 +140,12 @@ def _names_in_data(spec: BuildSpec) -> tuple[str, ...] | None:
     return None
 
 
-def _key(request: ExportRequest, name: str) -> str:
-    """The key of an export; empty for a function, of which nobody knows when it changes."""
-    from trtforge.export.run import source_sha256
+def _key(request: ExportRequest, name: str, digest: str | None) -> str | None:
+    """The key of an export; None for a function, of which nobody knows when it changes."""
     from trtforge.stage_keys import stage_key
 
-    digest = source_sha256(request)
     if digest is None:
-        return ""
+        return None
     versions = {}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -205,7 +194,7 @@ def export(spec: BuildSpec, output: Path, report: Reporter, opset: int | None = 
         TrtForgeError: the source cannot be used or exported; nothing is left behind.
     """
     from trtforge.export.mark import mark_failed
-    from trtforge.export.run import check_opset, export_model
+    from trtforge.export.run import check_opset, check_source, export_model
     from trtforge.staging import check_free, check_not_read, make_parents, translate_write_errors
 
     check_opset(opset)
@@ -217,7 +206,7 @@ def export(spec: BuildSpec, output: Path, report: Reporter, opset: int | None = 
         make_parents(folder, stack)
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=folder)))
         request = export_request(spec, opset)
-        info = export_model(request, work / output.name, note)
+        info = export_model(request, check_source(request), work / output.name, note)
         if not info.passed:
             mark_failed(work / output.name)
         # The model last: a reader that sees it finds its weights.

@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import all_graphs, all_nodes
 from trtforge.graph.lint import Finding, lint
+from trtforge.graph.normalise import TARGET_OPSET
 from trtforge.graph.signature import input_specs, output_specs
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.stages import load_source
@@ -62,7 +63,7 @@ def inspect_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> ModelDescripti
         num_nodes=sum(ops.values()),
         weight_bytes=sum(int(tensor.values.nbytes) for tensor in weights.values()),
         ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
-        findings=tuple(lint(loaded.graph)),
+        findings=tuple(lint(loaded.graph, TARGET_OPSET)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,7 +63,7 @@ class Job:
         self.warnings: list[str] = []
         self.loaded: LoadedModel
         self.inputs: BuildInputs
-        self._dims: DimReport | None = None
+        self._dims: dict[bool, DimReport] = {}
 
     def warn(self, text: str) -> None:
         """Tell the user, and remember it for the manifest."""
@@ -94,22 +95,27 @@ class Job:
             self.cache.store(name, key, result, codec, self.warnings[told:])
         return result
 
-    def load(self) -> None:
-        """Read the model and everything else that the job reads."""
+    def load(self, native: OnnxNative) -> None:
+        """Read the model and everything else that the job reads; `native` examines the graph where that is needed."""
         spec = self.spec
         with self.watch.stage("load"):
             self.loaded = stages.load_source(spec.model_file, spec.limits)
             specs = input_specs(self.loaded.graph)
-            self.inputs = gather_inputs(spec, specs, self.loaded.sha256, self.warn, self._examine_dims)
+            dims_of = functools.partial(self._examine_dims, native, lambda: self.loaded.graph)
+            self.inputs = gather_inputs(spec, specs, self.loaded.sha256, self.warn, dims_of)
 
-    def _examine_dims(self, find_limits: bool) -> DimReport:
-        self._dims = self.stage(
+    def _examine_dims(self, native: OnnxNative, read: Callable[[], gs.Graph], find_limits: bool) -> DimReport:
+        """What the source's graph, which `read` gives, says of its dims; what is known already is not found again."""
+        known = self._dims.get(True) or self._dims.get(find_limits)
+        if known is not None:
+            return known
+        self._dims[find_limits] = self.stage(
             "dims",
             lambda: [self.loaded.sha256, find_limits],
             reuse.JsonCodec(DimReport),
-            lambda: report_dims(self.loaded.graph, find_limits=find_limits),
+            lambda: report_dims(read(), find_limits=find_limits, native=native),
         )
-        return self._dims
+        return self._dims[find_limits]
 
     def _check_shapes(self, prepared: stages.Prepared, native: OnnxNative) -> None:
         """Refuse profiles that the model cannot take, before anything is done with them."""
@@ -117,11 +123,15 @@ class Job:
 
         inputs, spec = self.inputs, self.spec
         data = inputs.calibration or inputs.evaluation
+        # Read again: normalisation has used up the graph that was loaded.
+        dims_of = functools.partial(
+            self._examine_dims, native, lambda: stages.load_source(spec.model_file, spec.limits).graph
+        )
 
         def make() -> bool:
             with self.watch.stage("check shapes") as note:
-                source = Source(spec.model_file, input_specs(prepared.graph), data, spec.limits)
-                check_profiles(source, prepared.graph, inputs.profiles, native, note, self._dims)
+                source = Source(spec.model_file, input_specs(prepared.graph), data)
+                check_profiles(source, prepared.graph, inputs.profiles, native, note, dims_of)
             return True
 
         profiles = [dataclasses.asdict(profile) for profile in inputs.profiles.profiles]
@@ -205,6 +215,8 @@ class Job:
             reuse.CalibrationCodec(),
             make,
         )
+        # The key is the prepared graph, which models of other bytes may share.
+        table = table.model_copy(update={"model_sha256": self.loaded.sha256})
         return Quantizer(placement, table, number_format, dtype, rounded)
 
     def accept_unquantized(self, reason: InputError) -> None:

@@ -58,6 +58,10 @@ class RemedyEntry(FileModel):
     reason: str
     remedy: str
 
+    def describe(self) -> str:
+        """`node 'up' (ConvTranspose): <reason>; <remedy>`."""
+        return f"node {self.node!r} ({self.op}): {self.reason}; {self.remedy}"
+
 
 class WeightStorage(FileModel):
     """Weights stored in one low format: how many, their bytes with scales, and what they took in their float type."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtforge.buckets import with_dims
+from trtforge.buckets import span_of, with_dims
 from trtforge.errors import InputError
 from trtforge.profile import DimFact, DimReport, ProfileSet
 from trtforge.tensor import TensorSpec
@@ -33,7 +33,7 @@ def phase_dims(specs: Sequence[TensorSpec], report: DimReport) -> tuple[DimFact,
             f"the model has no {missing}; its inputs are {', '.join(spec.describe() for spec in specs)}",
             "leave the option out",
         )
-    return tokens[0], next(fact for fact in report.dims if fact.name == cached)
+    return tokens[0], report.dim(cached)
 
 
 def phase_profiles(profiles: ProfileSet, specs: Sequence[TensorSpec], report: DimReport) -> ProfileSet:
@@ -44,8 +44,7 @@ def phase_profiles(profiles: ProfileSet, specs: Sequence[TensorSpec], report: Di
     """
     tokens, cached = phase_dims(specs, report)
     base = profiles.first
-    new = _span(base.inputs[tokens.axes[0][0]], tokens.axes[0][1])
-    past = _span(base.inputs[cached.axes[0][0]], cached.axes[0][1])
+    new, past = span_of(base, tokens), span_of(base, cached)
     prompt = (new[0], new[1] if new[1] > 1 else new[2], new[2])
     cache = (max(1, past[0]), max(1, past[1] or past[2]), max(1, past[2]))
     return ProfileSet(
@@ -60,8 +59,7 @@ def phase_profiles(profiles: ProfileSet, specs: Sequence[TensorSpec], report: Di
 def phase_template(specs: Sequence[TensorSpec], report: DimReport) -> str:
     """The `profiles:` section of a template, with the two phases."""
     tokens, cached = phase_dims(specs, report)
-    moved = {tokens.name, cached.name}
-    derived = [f for f in report.dims if f.kind == "derived" and moved & {name for name, _ in f.terms}]
+    derived = report.following([tokens.name, cached.name])
     extra = "".join(f", {fact.name}: {{min: ?, opt: ?, max: ?}}" for fact in derived)
     sums = "".join(f"; {fact.name} = {fact.formula}" for fact in derived)
     return (
@@ -69,8 +67,3 @@ def phase_template(specs: Sequence[TensorSpec], report: DimReport) -> str:
         f"  - {{name: {PREFILL}, dims: {{{cached.name}: 0{extra}}}}}  # the prompt, with an empty cache{sums}\n"
         f"  - {{name: {DECODE}, dims: {{{tokens.name}: 1{extra}}}}}  # one token at a time\n"
     )
-
-
-def _span(span: object, axis: int) -> tuple[int, int, int]:
-    low, opt, high = (getattr(span, part)[axis] for part in ("min", "opt", "max"))
-    return int(low), int(opt), int(high)

@@ -23,11 +23,13 @@ from trtforge.progress import Reporter, ignore
 from trtforge.source import source_name
 from trtforge.spec import BuildSpec, Precision
 from trtforge.staging import check_free, check_not_read, open_staging
-from trtforge.target import check_quantization
+from trtforge.target import Target, check_quantization
 
 if TYPE_CHECKING:
+    from trtforge.backends.base import Backend
     from trtforge.cache.store import StageCache
     from trtforge.graph.lint import Finding
+    from trtforge.graph.native import OnnxNative
     from trtforge.job import Job
     from trtforge.manifest import Manifest
     from trtforge.method_table import MethodTable
@@ -86,7 +88,6 @@ class QuantizeResult:
         return self.sensitivity is None or self.sensitivity.met
 
 
-@on_exported
 def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     """Build the artifact of one model.
 
@@ -102,15 +103,22 @@ def build(spec: BuildSpec, report: Reporter = ignore) -> BuildResult:
     check_quantization(target, spec.precision.quantization)
     backend.check(spec.engine_options, target)
     _check_apart(spec)
+    return _build(spec, report, backend, target)
+
+
+@on_exported
+def _build(spec: BuildSpec, report: Reporter, backend: Backend, target: Target) -> BuildResult:
+    """Build, once everything is checked that needs no model."""
     # Leaving in reverse order: a failure ends the worker first, so that the thread that waits for one ends too.
     with open_staging(spec.target_directory) as staging, ThreadPoolExecutor(1) as pool:
         with backend.start_worker(staging.directory / "build.log") as worker, _open_cache(spec, report) as cache:
             from trtforge.artifact import commit, find_artifact
             from trtforge.build_job import BuildJob, BuildTools
             from trtforge.describe import build_identity
+            from trtforge.graph.native import OnnxNative
 
             job = BuildJob(spec, report, cache)
-            job.load()
+            job.load(OnnxNative(worker))
             identity = build_identity(spec, job.loaded, job.inputs, target, backend)
             found = find_artifact(spec.target_directory, identity, spec.force, spec.limits)
             if found is not None:
@@ -143,9 +151,9 @@ def calibrate(spec: BuildSpec, report: Reporter = ignore, partial: Path | None =
         from trtforge.graph.native import OnnxNative
         from trtforge.quantization.checkpoint import open_checkpoint
 
-        job = _load_to_quantize(spec, report, cache)
-        _refuse_table(job)
         native = OnnxNative(child)
+        job = _load_to_quantize(spec, report, cache, native)
+        _refuse_table(job)
         with open_checkpoint(partial) if partial else nullcontext() as checkpoint:
             quantizer = job.quantizer(job.prepare(native), native, Path(work), checkpoint, decides_weights=False)
     assert quantizer is not None
@@ -178,9 +186,9 @@ def compare(
         from trtforge.job import Job
 
         job = Job(dataclasses.replace(spec, precision=PRECISION), report, cache)
-        job.load()
-        _refuse_table(job)
         native = OnnxNative(child)
+        job.load(native)
+        _refuse_table(job)
         return compare_methods(
             job.loaded,
             job.inputs,
@@ -195,7 +203,6 @@ def compare(
         )
 
 
-@on_exported
 def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> QuantizeResult:
     """Write the graph that a build would hand to the backend, without building it.
 
@@ -211,6 +218,13 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
     check_not_read(output, (spec.source, spec.calib, spec.recipe, spec.profile))
     check_free(output, spec.force)
     _check_budget(spec)
+    return _quantize(spec, output, report)
+
+
+@on_exported
+def _quantize(spec: BuildSpec, output: Path, report: Reporter) -> QuantizeResult:
+    """Write the graph, once everything is checked that needs no model."""
+    check_not_read(output, (spec.profile,))  # which the export may have found
     with (
         tempfile.TemporaryDirectory(prefix="trtforge-") as work,
         Child(_NATIVE, purpose=_PURPOSE) as child,
@@ -220,8 +234,8 @@ def quantize(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Quanti
         from trtforge.artifact import write_model
         from trtforge.graph.native import OnnxNative
 
-        job = _load_to_quantize(spec, report, cache)
         native = OnnxNative(child)
+        job = _load_to_quantize(spec, report, cache, native)
         prepared = job.prepare(native)
         quantizer = job.quantizer(prepared, native, Path(work))
         stored = job.store_weights(prepared, Path(work))
@@ -262,14 +276,14 @@ def _open_cache(spec: BuildSpec, report: Reporter) -> AbstractContextManager[Sta
     return open_cache(spec.cache, spec.limits.cache_bytes, report)
 
 
-def _load_to_quantize(spec: BuildSpec, report: Reporter, cache: StageCache | None) -> Job:
+def _load_to_quantize(spec: BuildSpec, report: Reporter, cache: StageCache | None, native: OnnxNative) -> Job:
     """A job that calibrates on all of its data and builds nothing."""
     from trtforge.job import Job
 
     precision = Precision(spec.precision.quantization or "int8", spec.precision.base)
     spec = dataclasses.replace(spec, precision=precision)
     job = Job(dataclasses.replace(spec, verify="off", metric=None), report, cache)
-    job.load()
+    job.load(native)
     job.spec = spec
     return job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 
@@ -89,6 +89,10 @@ class DimFact:
         parts = [name if factor == 1 else f"{factor}*{name}" for name, factor in self.terms]
         return " + ".join([*parts, str(self.offset)] if self.offset else parts)
 
+    def total(self, sizes: Mapping[str, int]) -> int:
+        """The size of a derived dim where its terms have these sizes, by name."""
+        return self.offset + sum(factor * sizes[name] for name, factor in self.terms)
+
     def takes(self, size: int) -> bool:
         """Whether the graph takes a size; of a derived dim, any."""
         if self.kind == "derived":
@@ -124,6 +128,32 @@ class DimReport:
     def dim_at(self, name: str, axis: int) -> DimFact | None:
         """The open dimension on an axis of an input."""
         return next((fact for fact in self.dims if (name, axis) in fact.axes), None)
+
+    def dim(self, name: str) -> DimFact:
+        """The open dimension of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {fact.name: fact for fact in self.dims}[name]
+
+    def following(self, names: Iterable[str]) -> tuple[DimFact, ...]:
+        """The dims that are derived from these, directly or through others; each after what it is the sum of."""
+        facts = {fact.name: fact for fact in self.dims}
+        follows = dict.fromkeys(names, True)
+        found: list[DimFact] = []
+
+        def visit(name: str) -> bool:
+            if name not in follows:
+                terms = [visit(term) for term, _ in facts[name].terms]
+                follows[name] = any(terms)
+                if follows[name]:
+                    found.append(facts[name])
+            return follows[name]
+
+        for name in facts:
+            visit(name)
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""

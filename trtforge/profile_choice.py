@@ -36,9 +36,7 @@ def resolve_profiles(
     Raises:
         InputError: an open dimension that none of them gives; the message holds the YAML to fill in.
     """
-    if given is not None and kind_of(Path(given), "profile") is None and given in shipped_files("profiles"):
-        return load_profiles(shipped_files("profiles")[given], specs, limits)
-    path = Path(given) if given is not None else find_profile(model)
+    path = profile_file(given, model)
     if path is not None:
         return load_profiles(path, specs, limits)
     is_open = any(item.is_dynamic for item in specs)
@@ -85,13 +83,8 @@ def holds_shape(spec: TensorSpec) -> bool:
 def profiles_of_data(data: Dataset, specs: Sequence[TensorSpec], report: DimReport | None = None) -> ProfileSet:
     """The profile that spans a dataset, in the batches that calibration runs; see `profiles_from_data`."""
     batch = 1 if data.has_whole_feeds else _fixed_batch(report) or CALIBRATION_BATCH
-    return profiles_from_data(
-        data.batch_shapes(batch),
-        specs,
-        values=data.values_of(list(report.shape_inputs), batch) if report is not None else {},
-        report=report,
-        has_whole_feeds=data.has_whole_feeds,
-    )
+    shapes, values = data.batch_shapes(batch, list(report.shape_inputs) if report is not None else ())
+    return profiles_from_data(shapes, specs, values=values, report=report, has_whole_feeds=data.has_whole_feeds)
 
 
 def _fixed_batch(report: DimReport | None) -> int | None:
@@ -103,6 +96,14 @@ def _fixed_batch(report: DimReport | None) -> int | None:
 def describe_shapes(profile: Profile) -> str:
     """`x [1, 3, 48, 320], mask [1, 40]`: the opt shapes."""
     return ", ".join(f"{name} {list(span.opt)}" for name, span in profile.inputs.items())
+
+
+def profile_file(given: str | None, model: Path) -> Path | None:
+    """The file that `--profile` names, by its path or a shipped name; without one, that of the conventions."""
+    if given is None:
+        return find_profile(model)
+    path = Path(given)
+    return path if kind_of(path, "profile") is not None else shipped_files("profiles").get(given, path)
 
 
 def find_profile(model: Path) -> Path | None:

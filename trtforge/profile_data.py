@@ -59,7 +59,7 @@ def profiles_from_data(
         )
         for spec in specs
     }
-    spans = {name: _range_of_values(rows) for name, rows in (values or {}).items()}
+    spans = {name: _range_of_values(name, rows) for name, rows in (values or {}).items()}
     return ProfileSet((Profile("default", inputs, spans),), "data")
 
 
@@ -95,7 +95,14 @@ def _most_frequent(shapes: Shapes, specs: Sequence[TensorSpec], first: int) -> _
     return found
 
 
-def _range_of_values(rows: Sequence[tuple[int, ...]]) -> ShapeRange:
+def _range_of_values(name: str, rows: Sequence[tuple[int, ...]]) -> ShapeRange:
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise InputError(
+            f"the data gives input '{name}' different numbers of values: {', '.join(map(str, lengths))}",
+            "its values decide shapes or a branch, so an engine takes one number of them",
+            "save every sample with the same number of values",
+        )
     counts = Counter(rows)
     columns = list(zip(*rows, strict=True))
     opt = max(counts, key=lambda row: (counts[row], row))
@@ -108,22 +115,25 @@ def _follow_graph(report: DimReport | None, low: _Sizes, most: _Sizes, high: _Si
     Raises:
         InputError: the data has a size that the graph does not take.
     """
-    for fact in report.dims if report is not None else ():
+    if report is None:
+        return
+    for fact in report.dims:
         axes = [axis for axis in fact.axes if axis in low]
         counts_samples = not has_whole_feeds and any(axis == 0 for _, axis in axes)
         if fact.kind == "fixed" and fact.suggestion is not None:
             for axis in axes:
-                if not counts_samples and not fact.takes(low[axis]):
-                    raise _wrong_size(fact, axis, low[axis])
                 if counts_samples:
                     low[axis] = most[axis] = high[axis] = fact.suggestion
-    by_name = {fact.name: fact for fact in report.dims} if report is not None else {}
-    for fact in by_name.values():
-        if fact.kind == "derived" and all(by_name[name].axes[0] in low for name, _ in fact.terms):
-            for sizes in (low, high):
-                total = fact.offset + sum(factor * sizes[by_name[name].axes[0]] for name, factor in fact.terms)
+                for size in (low[axis], high[axis]):
+                    if not fact.takes(size):
+                        raise _wrong_size(fact, axis, size)
+    for fact in report.following(fact.name for fact in report.dims if fact.kind != "derived"):
+        terms = {name: report.dim(name).axes[0] for name, _ in fact.terms}
+        if all(axis in low for axis in terms.values()):
+            for sizes, pick in ((low, min), (high, max)):
+                total = fact.total({name: sizes[axis] for name, axis in terms.items()})
                 for axis in fact.axes:
-                    sizes[axis] = min(sizes[axis], total) if sizes is low else max(sizes[axis], total)
+                    sizes[axis] = pick(sizes[axis], total)
 
 
 def _wrong_size(fact: DimFact, axis: tuple[str, int], size: int) -> InputError:

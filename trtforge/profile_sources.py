@@ -108,11 +108,19 @@ def load_profiles(path: Path, specs: Sequence[TensorSpec], limits: Limits = DEFA
     Raises:
         InputError: unknown input or dim, an open dimension without a range, a size that contradicts the model.
     """
+    return profiles_from_file(read_profile_file(path, limits), specs, f"profile {path}")
+
+
+def read_profile_file(path: Path, limits: Limits = DEFAULT_LIMITS) -> ProfileFile:
+    """The content of a profile file, whatever the model.
+
+    Raises:
+        InputError: it cannot be read, is not filled in, or has another format.
+    """
     source = f"profile {path}"
     text = read_text(path, "profile", limits)
     _check_filled_in(text, source)
-    value = parse_yaml(text, source, limits)
-    return profiles_from_file(validate(ProfileFile, value, source), specs, source)
+    return validate(ProfileFile, parse_yaml(text, source, limits), source)
 
 
 def _check_filled_in(text: str, source: str) -> None:
@@ -149,7 +157,24 @@ def profiles_from_file(content: ProfileFile, specs: Sequence[TensorSpec], source
     overrides = content.profiles or (_Override(name="default"),)
     if len({override.name for override in overrides}) != len(overrides):
         raise InputError(f"{source} repeats a profile name", "each profile needs its own", "rename one of them")
-    return ProfileSet(tuple(_resolve(content, override, layout, specs, source) for override in overrides), "file")
+    profiles = tuple(_resolve(content, override, layout, specs, source) for override in overrides)
+    _check_counts(profiles, source)
+    return ProfileSet(profiles, "file")
+
+
+def _check_counts(profiles: Sequence[Profile], source: str) -> None:
+    """Refuse values of one input in several numbers: an engine takes one."""
+    counts: dict[str, tuple[int, str]] = {}
+    for profile in profiles:
+        for name, span in profile.values.items():
+            count, first = counts.setdefault(name, (len(span.min), profile.name))
+            if len(span.min) != count:
+                raise InputError(
+                    f"{source} gives '{name}' {count} values in profile '{first}' and {len(span.min)} in profile "
+                    f"'{profile.name}'",
+                    "an input whose values decide shapes or a branch has one size in all profiles",
+                    "give as many values in each profile",
+                )
 
 
 def static_profiles(specs: Sequence[TensorSpec], report: DimReport | None = None) -> ProfileSet:
@@ -178,13 +203,11 @@ def _fixed_sizes(report: DimReport | None) -> dict[tuple[str, int], int]:
     """Sizes by (input, axis) of dims without a choice; none where values count too, or something is unknown."""
     if report is None or report.shape_inputs or report.note:
         return {}
-    by_name = {fact.name: fact.suggestion for fact in report.dims if fact.kind == "fixed"}
-    for fact in report.dims:
-        terms = [(by_name.get(name), factor) for name, factor in fact.terms]
-        if fact.kind == "derived" and all(size is not None for size, _ in terms):
-            by_name[fact.name] = fact.offset + sum(factor * size for size, factor in terms if size is not None)
-    found = {axis: by_name.get(fact.name) for fact in report.dims for axis in fact.axes}
-    return {axis: size for axis, size in found.items() if size is not None}
+    sizes = {fact.name: fact.suggestion for fact in report.dims if fact.kind == "fixed" and fact.suggestion is not None}
+    for fact in report.following(list(sizes)):
+        if all(name in sizes for name, _ in fact.terms):
+            sizes[fact.name] = fact.total(sizes)
+    return {axis: sizes[fact.name] for fact in report.dims for axis in fact.axes if fact.name in sizes}
 
 
 def _check_known(name: str, known: Iterable[str], kind: str, source: str, why: str) -> None:

@@ -16,7 +16,6 @@ from trtforge.errors import InputError
 from trtforge.export_info import DimInfo
 from trtforge.graph.cost import attention_flops, gemm_flops
 from trtforge.graph.dims.report import dims_of_normalised
-from trtforge.graph.edit import copy_graph
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import normalise
 from trtforge.graph.shapes import infer_shapes_at
@@ -28,7 +27,7 @@ from trtforge.profile import DimFact, DimReport, ProfileSet
 from trtforge.profile_choice import CALIBRATION_BATCH, check_traced, find_profile, profiles_of_data, resolve_profiles
 from trtforge.profile_sources import static_profiles
 from trtforge.profile_text import dim_names, profile_template, profiles_to_yaml
-from trtforge.shape_check import Source, check_profiles
+from trtforge.shape_check import Source, check_profiles, note_missing_values
 from trtforge.stages import load_source
 
 
@@ -89,7 +88,7 @@ def describe_profile(
     specs = input_specs(graph)
     dataset = open_dataset(data, specs, limits) if data else None
     with OnnxNative() as native:
-        graph, _ = normalise(copy_graph(graph), native=native)
+        graph, _ = normalise(graph, native=native)
         report = dims_of_normalised(graph, native)
         return _Profiling(path, profile, dataset, limits, graph, report, native, traced or {}).describe(
             buckets, prefill_decode
@@ -132,8 +131,9 @@ class _Profiling:
         if prefill_decode:
             profiles = phase_profiles(profiles, self._specs, self._report)
         check_traced(profiles, self._specs, self._traced)
-        source = Source(self._path, self._specs, self._data, self._limits)
-        check_profiles(source, self._graph, profiles, self._native, self._notes.append, self._report)
+        note_missing_values(profiles, self._report, self._notes.append)
+        source = Source(self._path, self._specs, self._data)
+        check_profiles(source, self._graph, profiles, self._native, self._notes.append, lambda _: self._report)
         text = profiles_to_yaml(profiles, self._specs, self._report)
         return ProfileDescription(text, profiles.source, (), self._report, bucketing, tuple(self._notes))
 

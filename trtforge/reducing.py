@@ -32,8 +32,9 @@ class Reduced:
         nodes: names of its nodes.
         num_nodes: of the whole graph that was handed to the builder.
         error: the failure of the part.
-        trials: builds made to find it.
-        is_smallest: no node of it can be left out; False where the search ended early.
+        trials: builds that the search for it made.
+        is_smallest: no node of it can be left out; False where the search ended early, or where only the whole is sure
+            to fail.
         profiles: YAML of the ranges with which it fails.
     """
 
@@ -51,7 +52,8 @@ def reduce_model(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Re
     """Find the smallest part of a model that the builder refuses, or dies of, as it does of the whole.
 
     What a build does before the builder (normalise, quantize, cast, and the remedies that it takes) is done first, so
-    the part is one of the graph that is built.
+    the part is one of the graph that is built. What it refuses without asking the builder, such as an operator that no
+    builder has, is handed to the builder all the same.
 
     Args:
         spec: source, precision, data, profile, recipe, backend, target and engine options count.
@@ -59,7 +61,7 @@ def reduce_model(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Re
         report: takes progress and warnings.
 
     Raises:
-        InputError: bad input, or the model builds.
+        InputError: bad input, or the builder takes the model.
         TrtForgeError: not possible here; nothing is left behind.
     """
     check_not_read(output, (spec.source, spec.calib, spec.recipe, spec.profile))
@@ -76,9 +78,9 @@ def reduce_model(spec: BuildSpec, output: Path, report: Reporter = ignore) -> Re
         from trtforge.trials import Trials, find_part
 
         job = Job(spec, report)
-        job.load()
         with Trials(backend, target, Path(folder), tf32=spec.tf32, options=spec.engine_options) as trials:
             with OnnxNative() as native:
+                job.load(native)
                 graph, error = _failing_graph(job, native, trials)
             with job.watch.stage("reduce") as note:
                 part = find_part(graph, error, job.inputs.profiles, trials, note, MAX_TRIALS)
@@ -89,10 +91,11 @@ def _failing_graph(job: Job, native: OnnxNative, trials: Trials) -> tuple[gs.Gra
     """The graph that a build gives up on, and how it fails.
 
     Raises:
-        InputError: it builds.
+        InputError: it builds, or only trtforge itself refuses it, with its reason.
     """
     from trtforge import stages
     from trtforge.remedies import Remedies
+    from trtforge.trials import with_culprit
 
     prepared = job.prepare(native)
     work = Path(tempfile.mkdtemp(dir=trials.folder))
@@ -104,15 +107,21 @@ def _failing_graph(job: Job, native: OnnxNative, trials: Trials) -> tuple[gs.Gra
         with job.watch.stage("build"):
             error = trials.failure(lowered.graph, job.inputs.profiles)
         if error is None:
+            stages.check_lint(lowered.graph)
             raise InputError(
                 f"{job.spec.source} builds: there is nothing to reduce",
                 f"{job.spec.precision.name} for this target, with this profile",
                 "give the options of the build that fails",
             )
-        done = remedies.take(error, lowered) if isinstance(error, BuildError) else None
+        if not isinstance(error, BuildError):
+            return lowered.graph, error
+        if error.node is None:
+            with job.watch.stage("diagnose") as note:
+                error = with_culprit(error, lowered.graph, job.inputs.profiles, trials, note)
+        done = remedies.take(error, lowered)
         if done is None:
             return lowered.graph, error
-        job.report(Event("build", f"node {done.node!r} ({done.op}): {done.reason}; {done.remedy}", "notice"))
+        job.report(Event("build", done.describe(), "notice"))
 
 
 def _write(graph: gs.Graph, part: Part, output: Path) -> Reduced:

@@ -107,6 +107,8 @@ class Search:
                 if found is not None and len(found) < len(nodes):
                     nodes, pieces = found, max(pieces - 1, 2)
                     break
+                if not self.is_complete:
+                    return nodes
             else:
                 if size == 1:
                     break

@@ -137,13 +137,14 @@ def _handle_load(meta: Meta, _: Arrays, __: Callable[[Meta], None]) -> tuple[Met
     # ONNX Runtime takes paths as UTF-8 text only, and of a model that is given as bytes it knows no folder.
     os.chdir(path.parent)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", ".")
-    source: str | bytes = path.name
+    has_bytes = any("\ud800" <= char <= "\udfff" for char in path.name)
+    source: str | bytes = path.read_bytes() if has_bytes else path.name
     if meta["taps"]:
         source = _tapped_model(path, meta["taps"])
-    elif meta["exact_integers"] and (unsigned := _unsigned_model(path)) is not None:
-        source = unsigned
-    elif any("\ud800" <= char <= "\udfff" for char in path.name):
-        source = path.read_bytes()
+    elif meta["exact_integers"]:
+        from trtforge.graph.unsigned_weights import with_unsigned_weights
+
+        source = with_unsigned_weights(path) or source
     try:
         _session, gpu_failure = _open_session(source, options, meta["use_gpu"])
     except Exception as err:
@@ -195,12 +196,6 @@ def _tapped_model(path: Path, taps: Sequence[str]) -> bytes:
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(taps) if name not in present)
     data: bytes = model.SerializeToString()
     return data
-
-
-def _unsigned_model(path: Path) -> bytes | None:
-    from trtforge.graph.unsigned_weights import with_unsigned_weights
-
-    return with_unsigned_weights(path)
 
 
 def _handle_run(meta: Meta, arrays: Arrays, _: Callable[[Meta], None]) -> tuple[Meta, Arrays]:

@@ -8,7 +8,7 @@ before a build is a pass or a lint rule.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ import onnx_graphsurgeon as gs
 
 from trtforge.backends.plan import EnginePlan
 from trtforge.errors import BuildError, Diagnosis
-from trtforge.graph.edit import is_array, remove_dead_nodes
+from trtforge.graph.edit import remove_dead_nodes
+from trtforge.graph.lint.params import ZERO_CHANNEL_SCALE, constant_input, read_params
 from trtforge.graph.names import UniqueNames
 from trtforge.graph.passes.dilation import fill_kernel, spell_out_pool
 from trtforge.manifest import RemedyEntry
@@ -44,6 +45,7 @@ class Remedies:
         kept: nodes that stay unquantized, and why.
         wide: nodes that stay float32 in an fp16 or bf16 graph, and why.
         applied: what was done, in order.
+        ruled_out: nodes that a remedy does not fit, and why.
     """
 
     graph: gs.Graph
@@ -51,6 +53,7 @@ class Remedies:
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     wide: dict[str, str] = dataclasses.field(default_factory=dict)
     applied: list[RemedyEntry] = dataclasses.field(default_factory=list)
+    ruled_out: dict[str, str] = dataclasses.field(default_factory=dict)
     _tried: set[tuple[str, str]] = dataclasses.field(default_factory=set)
 
     def take(self, error: BuildError, lowered: Lowered) -> RemedyEntry | None:
@@ -96,14 +99,17 @@ Remedy = Callable[[Remedies, gs.Node, Diagnosis, Lowered], str | None]
 def split_attribute(remedies: Remedies, node: gs.Node, diagnosis: Diagnosis, lowered: Lowered) -> str | None:
     """Spell an attribute that the builder does not have out in other operators."""
     if diagnosis.cause == "deconv-dilation" and not remedies.precision.is_weight_only:
-        if fill_kernel(node, remedies.graph) is not None:
-            return None
-        if lowered.qdq is not None and node.name in lowered.qdq.nodes:
-            remedies.kept[node.name] = "its kernel was written out after its weight had been quantized"
-        return "its dilation was written into its kernel, as zeros"
-    if diagnosis.cause == "pool-dilation" and spell_out_pool(node, remedies.graph) is None:
-        return "it was written out as one Slice per element of its window"
-    return None
+        reason, done = fill_kernel(node, remedies.graph), "its dilation was written into its kernel, as zeros"
+    elif diagnosis.cause == "pool-dilation":
+        reason, done = spell_out_pool(node, remedies.graph), "it was written out as one Slice per element of its window"
+    else:
+        return None
+    if reason is not None:
+        remedies.ruled_out[node.name] = f"its dilation cannot be written out: {reason}"
+        return None
+    if node.op == "ConvTranspose" and lowered.qdq is not None and node.name in lowered.qdq.nodes:
+        remedies.kept[node.name] = "its kernel was written out after its weight had been quantized"
+    return done
 
 
 def scale_per_tensor(remedies: Remedies, node: gs.Node, diagnosis: Diagnosis, _: Lowered) -> str | None:
@@ -114,12 +120,13 @@ def scale_per_tensor(remedies: Remedies, node: gs.Node, diagnosis: Diagnosis, _:
     weight = _dequantized(dequantize)
     if weight is None or np.asarray(dequantize.inputs[1].values).size == 1:
         return None
-    amax = max(float(np.abs(weight).max()), float(np.finfo(np.float32).tiny))
-    scale = np.asarray(amax / 127, weight.dtype)
-    codes = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+    smallest = ZERO_CHANNEL_SCALE if weight.dtype == np.float16 else float(np.finfo(np.float32).smallest_normal)
+    values = weight.astype(np.float32)
+    scale = np.asarray(max(float(np.abs(values).max(initial=0.0)) / 127, smallest), weight.dtype)
+    codes = np.clip(np.rint(values / scale.astype(np.float32)), -127, 127).astype(np.int8)
     names = UniqueNames(remedies.graph)
-    values = {"weight": codes, "scale": scale, "zero_point": np.int8(0)}
-    inputs = [gs.Constant(names.tensor(f"{node.name}_{key}"), np.asarray(value)) for key, value in values.items()]
+    constants = {"weight": codes, "scale": scale, "zero_point": np.int8(0)}
+    inputs = [gs.Constant(names.tensor(f"{node.name}_{key}"), np.asarray(value)) for key, value in constants.items()]
     output = gs.Variable(names.tensor(f"{node.name}_weight_float"), weight.dtype, weight.shape)
     _insert_before(
         remedies.graph,
@@ -180,12 +187,14 @@ def decomposed_attention(graph: gs.Graph, plan: EnginePlan) -> tuple[RemedyEntry
     )
 
 
-def with_history(error: BuildError, applied: Sequence[RemedyEntry]) -> BuildError:
-    """The last refusal, with what was tried before it."""
-    if not applied:
-        return error
-    tried = "; ".join(f"node {entry.node!r}: {entry.remedy}" for entry in applied)
-    return BuildError(error.what, f"{error.why} (tried before: {tried})", error.fix, error.node, error.diagnosis)
+def with_history(error: BuildError, remedies: Remedies) -> BuildError:
+    """The last refusal, with why no remedy fits its node, and what was tried before it."""
+    notes = [remedies.ruled_out[error.node]] if error.node in remedies.ruled_out else []
+    if remedies.applied:
+        tried = "; ".join(f"node {entry.node!r}: {entry.remedy}" for entry in remedies.applied)
+        notes.append(f"tried before: {tried}")
+    why = "".join([error.why, *(f" ({note})" for note in notes)])
+    return BuildError(error.what, why, error.fix, error.node, error.diagnosis)
 
 
 def _producer(node: gs.Node, index: int) -> gs.Node | None:
@@ -197,15 +206,13 @@ def _producer(node: gs.Node, index: int) -> gs.Node | None:
 
 
 def _dequantized(node: gs.Node) -> np.ndarray[Any, Any] | None:
-    """The values of a constant behind a DequantizeLinear of 8 bits; None for anything else."""
-    if not all(is_array(tensor) for tensor in node.inputs) or "block_size" in node.attrs:
+    """The values of a constant behind a DequantizeLinear without blocks; None for anything else."""
+    codes, params = constant_input(node, 0), read_params(node)
+    if codes is None or params is None or params.block_size or not params.fits(codes.shape):
         return None
-    codes, scale = (np.asarray(tensor.values) for tensor in node.inputs[:2])
-    zero = np.asarray(node.inputs[2].values) if len(node.inputs) > 2 else np.zeros((), codes.dtype)
-    axis = int(node.attrs.get("axis", 1))
-    shape = [-1 if index == axis % max(codes.ndim, 1) else 1 for index in range(codes.ndim)] if scale.ndim else []
-    scale, zero = scale.reshape(shape), zero.reshape(shape if zero.ndim else [])
-    return ((codes.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)).astype(scale.dtype)
+    # In float32, which holds the codes of float8 as well.
+    zero, scale = (params.spread(part, codes.shape).astype(np.float32) for part in (params.zero_point, params.scale))
+    return ((codes.astype(np.float32) - zero) * scale).astype(params.scale.dtype)
 
 
 def _bypass_pairs(node: gs.Node, graph: gs.Graph) -> bool:

@@ -7,7 +7,6 @@ files, which pass the checks of every model that is read; arrays are frames (fra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -29,6 +28,8 @@ from trtforge.spec import FLOAT_DTYPES, Precision
 from trtforge.stages import Lowered
 
 if TYPE_CHECKING:
+    from trtforge.quantization.cast import CastReport
+    from trtforge.quantization.qdq import QdqReport
     from trtforge.quantization.rounding import RoundedWeights
     from trtforge.quantization.table import CalibrationTable
     from trtforge.quantization.weight_only_graph import StoredWeights
@@ -101,16 +102,14 @@ class LoweredCodec:
         if self.model.with_name(f"{self.model.name}.data").exists():
             return None
         lowered, findings = value
-        content = _dump_reports(lowered, _lowered_types())
-        return content | {"findings": _findings().dump_python(findings, mode="json")}, {MODEL_NAME: self.model}
+        content = _lowered_reports().dump_python((lowered.qdq, lowered.cast, findings), mode="json")
+        return content, {MODEL_NAME: self.model}
 
     def load(self, entry: Entry) -> tuple[Lowered, tuple[Finding, ...]]:
         """See `cache.Codec`."""
         entry.fetch(MODEL_NAME, self.model)
-        content = dict(entry.value)
-        findings = _findings().validate_python(content.pop("findings"))
-        graph: gs.Graph = load_model(self.model, self.limits).graph
-        return Lowered(graph=graph, **_load_reports(content, _lowered_types())), findings
+        qdq, cast, findings = _lowered_reports().validate_python(entry.value)
+        return Lowered(load_model(self.model, self.limits).graph, qdq, cast), findings
 
 
 class CalibrationCodec:
@@ -201,17 +200,15 @@ class EngineCodec:
 
     def save(self, value: BuildResult, scratch: Path) -> tuple[Any, Files]:  # noqa: ARG002
         """See `cache.Codec`."""
-        content = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        del content["engine"]
-        content["plan"] = pydantic.TypeAdapter(EnginePlan).dump_python(value.plan, mode="json")
+        content = _build_results().dump_python(value, mode="json", exclude={"engine"})
         return content, {name: self.folder / name for name in (ENGINE_NAME, LOG_NAME)}
 
     def load(self, entry: Entry) -> BuildResult:
         """See `cache.Codec`."""
-        plan = pydantic.TypeAdapter(EnginePlan).validate_python(entry.value["plan"])
+        result = _build_results().validate_python(entry.value | {"engine": self.folder / ENGINE_NAME})
         for name in (ENGINE_NAME, LOG_NAME):
             entry.fetch(name, self.folder / name)
-        return BuildResult(**(entry.value | {"engine": self.folder / ENGINE_NAME, "plan": plan}))
+        return result
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -238,26 +235,18 @@ class ArtifactCodec:
         return manifest
 
 
-def _lowered_types() -> dict[str, Any]:
+def _lowered_reports() -> pydantic.TypeAdapter[tuple[QdqReport | None, CastReport | None, tuple[Finding, ...]]]:
     from trtforge.quantization.cast import CastReport
     from trtforge.quantization.qdq import QdqReport
 
-    return {"qdq": QdqReport | None, "cast": CastReport | None}
+    return pydantic.TypeAdapter(tuple[QdqReport | None, CastReport | None, tuple[Finding, ...]])
 
 
-def _findings() -> pydantic.TypeAdapter[tuple[Finding, ...]]:
-    return pydantic.TypeAdapter(tuple[Finding, ...])
-
-
-def _dump_reports(holder: object, types: Mapping[str, Any]) -> dict[str, Any]:
-    """The named fields as JSON."""
-    return {
-        name: pydantic.TypeAdapter(kind).dump_python(getattr(holder, name), mode="json") for name, kind in types.items()
-    }
-
-
-def _load_reports(content: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: pydantic.TypeAdapter(kind).validate_python(content[name]) for name, kind in types.items()}
+def _build_results() -> pydantic.TypeAdapter[BuildResult]:
+    adapter = pydantic.TypeAdapter(BuildResult)
+    # Its module knows this type for type checkers only.
+    adapter.rebuild(_types_namespace={"EnginePlan": EnginePlan})
+    return adapter
 
 
 def _write_arrays(arrays: Arrays, scratch: Path) -> Path:
@@ -272,5 +261,5 @@ def _read_arrays(entry: Entry) -> Arrays:
     try:
         with entry.open(_ARRAYS) as file:
             return read_frame(file, entry.file(_ARRAYS).bytes)[2]
-    except (BadFrameError, GoneError) as err:
+    except (BadFrameError, GoneError, OSError) as err:
         raise DamagedError(f"its arrays are no frame: {err}") from err

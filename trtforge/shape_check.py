@@ -18,19 +18,16 @@ import onnx_graphsurgeon as gs
 from trtforge.data import Dataset
 from trtforge.errors import InputError, TrtForgeError
 from trtforge.graph.dims.probe import Conflict
-from trtforge.graph.dims.report import report_dims
-from trtforge.graph.load import load_model
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.save import skeleton_from_graph
-from trtforge.limits import Limits
 from trtforge.profile import DimFact, DimReport, Profile, ProfileSet
+from trtforge.profile_choice import DimSource
 from trtforge.reference import ReferenceModel
 from trtforge.tensor import TensorSpec
 
 # Share of the free memory that one run may take, and bytes at most: a large model is not read just for this.
 _MEMORY_SHARE, _MOST_BYTES = 0.5, 4 * 2**30
 _Point = tuple[Profile, str]
-DimsOf = Callable[[], DimReport]
 Note = Callable[[str], None]
 
 
@@ -42,17 +39,15 @@ class Source:
         path: its ONNX file.
         specs: its inputs.
         data: samples, one of which may be run; or None.
-        limits: bounds on the model.
     """
 
     path: Path
     specs: Sequence[TensorSpec]
     data: Dataset | None
-    limits: Limits
 
 
 def check_shapes(
-    source: Source, graph: gs.Graph, profiles: ProfileSet, native: OnnxNative, note: Note, dims_of: DimsOf
+    source: Source, graph: gs.Graph, profiles: ProfileSet, native: OnnxNative, note: Note, dims_of: DimSource
 ) -> int:
     """Refuse profiles whose shapes a node of the graph cannot take.
 
@@ -85,7 +80,7 @@ def check_shapes(
         if _run(source, profile, kind, result.peak_bytes).has_run:
             note(f"inference expects node {result.conflict.node!r} to fail at {kind}, and ONNX Runtime runs it")
             continue
-        raise _misfit(profile, kind, result.conflict, dims_of())
+        raise _misfit(profile, kind, result.conflict, dims_of(True))
     return results[0].peak_bytes
 
 
@@ -144,20 +139,15 @@ def _problems(fact: DimFact, sizes: Mapping[str, Sequence[int]], report: DimRepo
         there = f"axis {other[1]} of input '{other[0]}'"
         return [(f"{place} is {size} and {there} is {other[2]}", "give both one range: they are one dim of the model")]
     if fact.kind == "derived":
-        terms = [(report_axis(report, term), factor) for term, factor in fact.terms]
-        if all(where is not None and where[0] in sizes for where, _ in terms):
-            total = fact.offset + sum(factor * sizes[w[0]][w[1]] for w, factor in terms if w is not None)
+        axes = {term: report.dim(term).axes[0] for term, _ in fact.terms}
+        if all(name in sizes for name, _ in axes.values()):
+            total = fact.total({term: sizes[name][axis] for term, (name, axis) in axes.items()})
             if total != size:
                 return [(f"{place} is {size}", f"write {total}: it is {fact.formula} ({fact.reason})")]
         return []
     if not fact.takes(size):
         return [(f"{place} is {size}", f"give {fact.name} {fact.limits}: {fact.reason}")]
     return []
-
-
-def report_axis(report: DimReport, name: str) -> tuple[str, int] | None:
-    """The first axis of a dim."""
-    return next((fact.axes[0] for fact in report.dims if fact.name == name), None)
 
 
 def run_once(source: Source, profile: Profile, peak_bytes: int, note: Note) -> None:
@@ -267,12 +257,7 @@ def _available_bytes() -> int:
 
 
 def check_profiles(
-    source: Source,
-    graph: gs.Graph,
-    profiles: ProfileSet,
-    native: OnnxNative,
-    note: Note,
-    report: DimReport | None = None,
+    source: Source, graph: gs.Graph, profiles: ProfileSet, native: OnnxNative, note: Note, dims_of: DimSource
 ) -> None:
     """Both checks of a build or of `trtforge profile`; nothing is to be checked where no size was chosen.
 
@@ -282,24 +267,24 @@ def check_profiles(
         profiles: the ranges.
         native: runs onnx's C++.
         note: takes what was not done, and why.
-        report: what the graph says of its dims, where that is known; else it is found out where something is wrong.
+        dims_of: examines the dims of the source; called only where values are given or something is wrong.
 
     Raises:
         InputError: see `check_shapes`, `check_values` and `run_once`.
     """
     if profiles.source == "static":
         return
-
-    def dims_of() -> DimReport:
-        return report_dims(load_model(source.path, source.limits).graph, native=native)
-
     if any(profile.values for profile in profiles.profiles):
-        check_values(profiles, report or dims_of())
-    for name, place in report.shape_inputs.items() if report is not None else ():
+        check_values(profiles, dims_of(False))
+    peak_bytes = check_shapes(source, graph, profiles, native, note, dims_of)
+    run_once(source, profiles.first, peak_bytes, note)
+
+
+def note_missing_values(profiles: ProfileSet, report: DimReport, note: Note) -> None:
+    """Tell of inputs whose values decide shapes or a branch, and of which a profile gives none."""
+    for name, place in report.shape_inputs.items():
         lacking = [profile.name for profile in profiles.profiles if name not in profile.values]
         if lacking:
             note(
                 f"profile {lacking[0]!r} gives no values for input {name!r}, which decides shapes or a branch ({place})"
             )
-    peak_bytes = check_shapes(source, graph, profiles, native, note, dims_of)
-    run_once(source, profiles.first, peak_bytes, note)

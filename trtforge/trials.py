@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.backends.base import Backend, BuildRequest
 from trtforge.backends.diagnose import describe_place
+from trtforge.backends.messages import RULES
 from trtforge.engine_options import DEFAULT_OPTIONS, EngineOptions
 from trtforge.errors import BuildError, ChildDiedError, Diagnosis, TrtForgeError
 from trtforge.graph.cut import Cut, Scissors, ShapeTable
@@ -25,12 +26,11 @@ from trtforge.progress import Note
 from trtforge.reduction import Search
 from trtforge.target import Target
 
-# Trials that a build makes to find the node behind a failure that names none.
+# Trials to find the node behind one failure that names none, and behind all those of a build.
 BLAME_TRIALS = 24
-# Kinds of failure for which no node is to blame.
-_OF_THE_MODEL = frozenset(
-    ("input-type", "constant-type", "out-of-memory", "workspace", "type-of-target", "kernel-of-target")
-)
+ALL_BLAME_TRIALS = 5 * BLAME_TRIALS
+# Kinds of failure for which no node is searched.
+_OF_THE_MODEL = frozenset(rule.cause for rule in RULES if rule.subject != "node")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 
 
@@ -42,8 +42,9 @@ class Part:
         nodes: indices of its nodes in the whole.
         cut: the part.
         error: its failure.
-        trials: builds made to find it.
-        is_smallest: no node of it can be left out; False where the trials ran out before that was known.
+        trials: builds that the search made; one more has built the part that it found.
+        is_smallest: no node of it can be left out; False where the trials ran out before that was known, and for the
+            whole graph where the part that was found does not fail every time.
     """
 
     nodes: tuple[int, ...]
@@ -61,6 +62,9 @@ class Trials:
         target: what the engine has to run on.
         folder: for models, engines and the builder's log.
         tf32, options: how the builder makes the engine.
+
+    Attributes:
+        blame_left: trials that `with_culprit` may still make.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Trials:
         self._backend = backend
         self._target = target
         self.folder = folder
+        self.blame_left = ALL_BLAME_TRIALS
         self._tf32 = tf32
         # What a part takes to build is of no use for the whole.
         self._options = dataclasses.replace(options, timing_cache=None)
@@ -143,7 +148,7 @@ def find_part(
     if found is None or not is_same_failure(error, found):
         # A part that fails only sometimes proves nothing: the whole does.
         nodes = list(range(len(graph.nodes)))
-        part, found = scissors.cut(nodes), error
+        return Part(tuple(nodes), scissors.cut(nodes), error, search.trials, is_smallest=False)
     return Part(tuple(nodes), part, found, search.trials, search.is_complete)
 
 
@@ -160,8 +165,11 @@ def with_culprit(error: BuildError, graph: gs.Graph, profiles: ProfileSet, trial
     diagnosis = error.diagnosis
     if diagnosis is None or diagnosis.node or diagnosis.cause in _OF_THE_MODEL or diagnosis.cause.startswith("profile"):
         return error
+    if not trials.blame_left:
+        return error
     note("looking for the node that the builder refuses")
-    part = find_part(graph, error, profiles, trials, note, BLAME_TRIALS)
+    part = find_part(graph, error, profiles, trials, note, min(BLAME_TRIALS, trials.blame_left))
+    trials.blame_left -= part.trials
     nodes = [graph.nodes[index] for index in part.nodes]
     if not part.is_smallest or len(nodes) == len(graph.nodes):
         return error

@@ -42,8 +42,9 @@ def load_function(name: str, purpose: str) -> Callable[..., Any]:
 
 
 def source_sha256(name: str) -> str | None:
-    """Of the file of `package.module` in `package.module:function`, which is not run; None where none is found.
+    """Of the file of `package.module` in `package.module:function`; None where none is found.
 
+    The file itself is not run; the packages that it lies in are imported, because they say where it is.
     What the module imports does not count, so an equal hash does not mean equal results.
     """
     try:

@@ -212,6 +212,7 @@ TEXTS = (
     ("circular-size", "Invalid Node - n4\nInternal Error (Assertion !isInFlight(p.second.symbolicRep) failed. )", "n4"),
     ("internal-error", "Myelin ([myelin_graph.h:1: attach] MyelinCheckException: a.cpp:2: CHECK(false) failed. at n4)",
      "n4"),
+    ("operator-type", "n4: Found unsupported input type of INT16", "n4"),
     ("operator-type", "Tensor output has datatype FP4 but is not produced by IPluginLayer, IQuantizeLayer", None),
     ("unknown", "the moon is in the wrong phase at n4", "n4"),
 )  # fmt: skip

@@ -16,6 +16,7 @@ from backend_cases import batch, model_from_text, profile_set
 from trtforge.backends.base import BuildRequest
 from trtforge.backends.crash import locate_death
 from trtforge.backends.tensorrt_rtx import BACKEND
+from trtforge.backends.trace import read_log
 from trtforge.errors import BuildError, ChildDiedError
 from trtforge.target import rtx_target_from_option
 
@@ -62,8 +63,9 @@ def test_a_killed_builder_names_a_node_of_what_it_was_building(worker, tmp_path)
     model = model_from_text(text, w=rng.normal(size=(64, 64)).astype(np.float32))
     building = threading.Event()
 
-    def kill_once_building(progress):
-        if progress["phase"] not in ("reading the model", "parsing", "building") and not building.is_set():
+    def kill_once_building(_):
+        trace, names = read_log(worker.log)
+        if trace.mentioned in names.nodes and not building.is_set():
             building.set()
             os.kill(worker.pid, signal.SIGKILL)
 
@@ -103,3 +105,25 @@ def test_a_log_without_a_node_changes_nothing(tmp_path):
     error = ChildDiedError("the engine build process died", "it was killed", "try again")
     (tmp_path / "build.log").write_text("[I] hello\n")
     assert locate_death(error, tmp_path / "build.log") is error
+
+
+LOG = """[N] node names in this log:
+    n0 = "act"
+    n1 = "end"
+[V] Parsing node: n0 [Relu]
+[V] Parsing node: n1 [Neg]
+[V] n1 [Neg] inputs: [x -> (8)[FLOAT]],
+[V] Marking y_0 as output: y
+"""
+
+
+@pytest.mark.parametrize("after", ["", "[V] Compiling n7\n"])
+def test_a_death_behind_the_parser_blames_no_node_that_nothing_speaks_of(tmp_path, after):
+    error = ChildDiedError("the engine build process died", "it was killed", "try again")
+    (tmp_path / "build.log").write_text(LOG + after)
+    assert locate_death(error, tmp_path / "build.log") is error
+    (tmp_path / "build.log").write_text(f"{LOG}{after}[V] Compiling {{ForeignNode[n0...n1]}}\n")
+    located = locate_death(error, tmp_path / "build.log")
+    place = "it was building a group of nodes, last named was node 'end' (Neg), which reads x float32[8]"
+    assert located.why == f"{place}; it was killed"
+    assert located.fix == "try again; find the smallest part that fails with `trtforge reduce MODEL`"

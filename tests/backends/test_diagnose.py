@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -57,9 +58,22 @@ def test_every_text_can_be_filled_in(rule):
         assert not filled.endswith(".")
 
 
-def test_every_message_that_is_known_has_a_case():
+def test_every_cause_that_is_known_has_a_case():
     covered = {case.cause for case in CASES} | {cause for cause, _, _ in TEXTS}
     assert {rule.cause for rule in RULES} | {"unknown"} == covered
+
+
+def test_every_message_that_is_known_has_a_case(build):
+    """Rules of one cause are told apart by what the builder says."""
+    rules_of = Counter(rule.cause for rule in RULES)
+    said = [("", message) for _, message, _ in TEXTS]
+    for case in CASES:
+        if rules_of[case.cause] > 1:
+            found = refusal(build, model_from_text(case.text, case.opset, **case.constants), case.profile).diagnosis
+            said.append((found.op, found.message))
+    lines = [f"op={op}\n{message}" for op, message in said]
+    used = {next((r.pattern for r in RULES if re.search(r.pattern, text, re.MULTILINE)), "") for text in lines}
+    assert [rule.pattern for rule in RULES if rules_of[rule.cause] > 1 and rule.pattern not in used] == []
 
 
 def test_turing_without_fp32_gemm_says_to_use_fp16(build):

@@ -166,3 +166,20 @@ def test_choosing_a_backend_does_not_import_the_builder():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.strip() == "[]"
+
+
+def test_the_worker_starts_before_this_process_loads_pydantic():
+    code = (
+        "import sys, trtforge.pipeline; from trtforge.backends.registry import all_backends; all_backends();"
+        "print([name for name in sys.modules if name in ('pydantic', 'yaml', 'onnx')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"
+
+
+def test_auto_imports_no_backend_behind_the_one_that_it_takes(tmp_path):
+    code = "import sys; from trtforge.backends.registry import select_backend; print(select_backend().name, " + (
+        "'trtforge.backends.tensorrt_rtx' in sys.modules)"
+    )
+    found = run_python(code, libraries=stub_driver(tmp_path, 90), modules=tensorrt_module(tmp_path))
+    assert found == "tensorrt False"

@@ -43,11 +43,17 @@ def worker(folder):
 
 @pytest.fixture
 def build(tmp_path, worker):
-    def run(model=None, profile=X, tf32=True, **options):
+    def run(model=None, profile=X, tf32=True, own_timing_cache=False, **options):
         path = tmp_path / "model.onnx"
         onnx.save(model or quantized_mlp(), path)
         request = BuildRequest(
-            path, tmp_path / "model.engine", profile_set(profile), TARGET, tf32, EngineOptions(**options)
+            path,
+            tmp_path / "model.engine",
+            profile_set(profile),
+            TARGET,
+            tf32,
+            EngineOptions(**options),
+            own_timing_cache,
         )
         return BACKEND.build(request, worker)
 
@@ -167,6 +173,18 @@ def test_a_timing_cache_that_cannot_be_used_is_refused_and_kept(build, tmp_path)
     with pytest.raises(InputError) as caught:
         build(timing_cache=tmp_path)
     assert (caught.value.what, caught.value.why) == (f"--timing-cache {tmp_path} cannot be read", "Is a directory")
+
+
+def test_a_timing_cache_that_the_user_did_not_name_is_started_anew(build, worker, tmp_path):
+    cache = tmp_path / "cache"
+    build(timing_cache=cache)
+    fresh = cache.read_bytes()
+    cache.write_bytes(b"garbage" * 20)
+    result = build(timing_cache=cache, own_timing_cache=True)
+    assert cache.read_bytes() == fresh
+    assert result.timing_cache_sha256 == hashlib.sha256(fresh).hexdigest()
+    warning = r"^\[W\] --timing-cache \S+/cache cannot be used: .*; it is started anew$"
+    assert re.search(warning, worker.log.read_text(), re.M)
 
 
 def test_a_plugin_library_that_cannot_be_loaded_says_why(build, tmp_path):

@@ -22,7 +22,7 @@ def trace_of(*messages):
 def test_the_last_node_of_the_parser_is_kept_with_what_it_reads():
     trace = trace_of(*PARSED)
     assert (trace.node, trace.op, trace.parsed) == ("n1", "Add", False)
-    assert trace.shapes == ("t0 float32[-1, 8]", "t1 float16[]")
+    assert trace.shapes_of("n1") == ("t0 float32[-1, 8]", "t1 float16[]")
     assert trace.shapes_of("n0") == ("x float32[-1, 8]",)
     assert trace.op_of("n0") == "Relu"
     assert (trace.maker_of("t0"), trace.reader_of("t0"), trace.maker_of("x")) == ("n0", "n1", None)
@@ -57,6 +57,13 @@ def test_a_log_gives_the_trace_and_the_names_of_its_last_build(tmp_path):
     assert names.nodes == {"n0": "act \x1b", "n1": "sum"}
     assert names.tensors == {"t0": "hidden"}
     assert (trace.node, trace.op_of("n0")) == ("n1", "Relu")
+
+
+def test_of_many_inputs_the_first_are_told():
+    reads = ", ".join(f"[t{index} -> (1)[FLOAT]]" for index in range(40))
+    trace = trace_of("Parsing node: n0 [Concat]", f"n0 [Concat] inputs: {reads}, ")
+    assert trace.shapes_of("n0") == tuple(f"t{index} float32[1]" for index in range(16))
+    assert trace.reader_of("t39") == "n0"
 
 
 def test_a_log_that_is_not_there_gives_nothing(tmp_path):

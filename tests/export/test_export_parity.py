@@ -22,6 +22,7 @@ X = np.linspace(-2.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
         (X + 1e-2, X, False),
         (X * 1000 + 1, X * 1000, True),
         (np.where(X > 1, np.nan, X), X, False),
+        (np.where(X > 1, 0, X), np.where(X > 1, np.nan, X), False),
         (np.where(X > 1, np.nan, X), np.where(X > 1, np.nan, X), True),
         (np.where(X > 1, np.inf, X), np.where(X > 1, -np.inf, X), False),
         ((X * 1.01).astype(np.float16), X.astype(np.float16), True),

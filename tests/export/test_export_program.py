@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,54 @@ def test_programs_that_torch_would_evaluate_are_refused(tmp_path: Path, changes:
     error = refusal(save(tmp_path / "m.pt2", model_json(**changes)))
     assert "holds a program that is not loaded" in error.what
     assert found in error.why
+
+
+HARMFUL = json.dumps(model_json(size={"as_expr": {"expr_str": "__import__('os').system('true')"}})).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("m/models/model.json", "holds 'm/models/model.json' more than once"),
+        ("m/MODELS/model.json", "holds 'm/models/model.json' more than once"),
+        ("other/models/model.json", "more than one top folder"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_program_beside_the_one_that_is_checked_is_refused(
+    tmp_path: Path, name: str, why: str, is_first: bool
+) -> None:
+    plain = save(tmp_path / "plain.pt2")
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
+        if is_first:
+            archive.writestr(name, HARMFUL)
+        for entry in source.namelist():
+            archive.writestr(entry, source.read(entry))
+        if not is_first:
+            archive.writestr(name, HARMFUL)
+    error = refusal(tmp_path / "m.pt2")
+    assert error.what.endswith("m.pt2 is no plain .pt2 file")
+    assert why in error.why
+    assert "torch may read another entry than is checked here" in error.why
+
+
+def test_a_directory_that_only_another_reader_finds_is_refused(tmp_path: Path) -> None:
+    """Python takes the directory right before the end record; others go to the place that a record or locator names."""
+    harmful, plain = save(tmp_path / "h.pt2", json.loads(HARMFUL)).read_bytes(), save(tmp_path / "p.pt2").read_bytes()
+    why = "something lies before the archive or about its end"
+    (tmp_path / "m.pt2").write_bytes(harmful + plain)
+    assert why in refusal(tmp_path / "m.pt2").why
+    (tmp_path / "m.pt2").write_bytes(plain + bytes(4))
+    assert why in refusal(tmp_path / "m.pt2").why
+    # The locator is the comment of the last entry, so that nothing seems to lie between the directory and its end.
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 1)
+    with zipfile.ZipFile(tmp_path / "p.pt2", "a") as archive:
+        archive.infolist()[-1].comment = locator
+        archive.writestr("m/extra/last", b"")
+        archive.infolist()[-1].comment = locator
+    assert (tmp_path / "p.pt2").read_bytes()[-42:-22] == locator
+    assert why in refusal(tmp_path / "p.pt2").why
 
 
 @pytest.mark.parametrize(

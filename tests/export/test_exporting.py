@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ from trtforge.cli.app import run
 from trtforge.errors import InputError
 from trtforge.export.mark import KEY
 from trtforge.export.run import choose_opset
-from trtforge.exporting import export_request
+from trtforge.exporting import export_request, exported
 from trtforge.manifest import load_manifest
 from trtforge.spec import BuildSpec, precision_from_name
 
@@ -62,6 +63,18 @@ def test_the_profile_file_names_dims_and_ranges(here: Path) -> None:
     )
     request = export_request(BuildSpec(source=write_folder(here / "net.v2")))
     assert (request.layout, request.ranges, request.input_names) == ({"x": ("b", 16, 3)}, {"b": (1, 4, 8)}, ("x",))
+
+
+def test_a_template_that_is_not_filled_in_is_told_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "p.yaml").write_text("dims: {rows: {min: 1, opt: ?, max: ?}}\ninputs: {x: [rows, 4]}\n")
+    assert run(["export", "export_models:mlp", "--profile", "p.yaml", "-o", "m.onnx"]) == 2
+    assert "error: profile p.yaml still has a ? to fill in, in line 1" in capsys.readouterr().err
+    assert not (here / "m.onnx").exists()
+
+
+def test_a_shipped_profile_is_found_by_its_name(here: Path) -> None:
+    request = export_request(BuildSpec(source=Path("export_models:mlp"), profile="minilm"))
+    assert request.input_names == ("input_ids", "attention_mask", "token_type_ids")
 
 
 def test_the_names_of_the_data_say_which_inputs_are_wanted(here: Path) -> None:
@@ -111,6 +124,47 @@ def test_what_cannot_be_exported_is_said_at_once(
 def test_commands_that_read_onnx_say_how_to_get_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "export_models:mlp"]) == 2
     assert "fix: export it first: trtforge export export_models:mlp -o model.onnx" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["build", "-o", "a", "--cache", "a"], "--cache a and the artifact a cannot share a folder"),
+        (["build", "--gpu", "sm_35", "--cache", "c"], "sm_35"),
+        (["build", "--backend", "tensorrt-rtx", "--plugin", "p.so", "--cache", "c"], "--plugin cannot be used"),
+        (["quantize", "-o", "there.onnx", "--cache", "c"], "there.onnx exists"),
+        (["quantize", "-o", "out.onnx", "--metric", "m:f", "--cache", "c"], "--metric has nothing to judge"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_the_export(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], what: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("exported")
+
+    monkeypatch.setattr("trtforge.export.run.export_model", fail)
+    (here / "there.onnx").write_bytes(b"")
+    before = sorted(here.iterdir())
+    assert run([command[0], "export_models:mlp", *command[1:]]) == 2
+    assert what in capsys.readouterr().err
+    assert sorted(here.iterdir()) == before
+
+
+def test_a_source_is_checked_once_and_its_model_is_loaded_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    seen: list[str] = []
+
+    def count(name: str) -> None:
+        original = getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
+        monkeypatch.setattr(name, lambda *args: seen.append(name) or original(*args))
+
+    folder = bert(here / "tiny")
+    count("trtforge.export.run.check_folder")
+    count("trtforge.reference.ReferenceModel")
+    with exported(BuildSpec(source=folder, cache=here / "cache"), lambda _: None) as ready:
+        assert ready.exported is not None
+        assert ready.exported.info.passed
+    assert seen == ["trtforge.export.run.check_folder", "trtforge.reference.ReferenceModel"]
 
 
 @needs_torch

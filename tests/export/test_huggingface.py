@@ -126,6 +126,9 @@ def test_a_causal_model_is_a_prefill_of_any_length_that_its_positions_allow(tmp_
     program, fixed = trace(model)
     ranges = dim_ranges(model, program)
     assert (fixed, ranges["seq"].max, ranges["batch"].max) == ([], 40, None)
+    layout = dict.fromkeys(("input_ids", "attention_mask"), ("rows", "length"))
+    assert load(tmp_path / "m", layout=layout).caps == {"length": 40}
+    assert load(tmp_path / "m", layout=dict.fromkeys(layout, ("rows", 8))).caps == {}
     write_onnx(model, program, tmp_path / "m.onnx", 23)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     for sizes in ({"batch": 1, "seq": 1}, {"batch": 3, "seq": 40}):

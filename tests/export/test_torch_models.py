@@ -229,6 +229,60 @@ def test_a_program_comes_back_from_its_file(tmp_path: Path) -> None:
     assert load_from_program(path, {"input": ("n", 4)}).inputs[0].dims == ("n", 4)
 
 
+class Blend(nn.Module):
+    """Takes its inputs in every way that Python has."""
+
+    def forward(self, x: Any, pair: Any = None, *, gain: Any = 1, kind: str = "") -> Any:
+        return x * gain if pair is None else x * gain - pair[0] / pair[1]
+
+
+def saved_program(path: Path, args: tuple[Any, ...], keywords: dict[str, Any]) -> Path:
+    torch.export.save(torch.export.export(Blend(), args, keywords), path)
+    check_program(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "names"),
+    [
+        ((torch.ones(2, 3),), {"gain": torch.ones(3)}, ["x", "gain"]),
+        ((), {"gain": torch.ones(3), "x": torch.ones(2, 3)}, ["gain", "x"]),
+        ((torch.ones(2, 3), (torch.ones(3), torch.ones(2, 3))), {}, ["x", "pair_0", "pair_1"]),
+    ],
+)
+def test_a_program_is_called_as_it_was_traced(
+    tmp_path: Path, args: tuple[Any, ...], keywords: dict[str, Any], names: list[str]
+) -> None:
+    model = load_from_program(saved_program(tmp_path / "m.pt2", args, keywords), None)
+    assert [item.name for item in model.inputs] == names
+    inputs = model.inputs_at({}, 1)
+    by_name = dict(zip(names, inputs, strict=True))
+    pair = (by_name["pair_0"], by_name["pair_1"]) if "pair_0" in by_name else None
+    expected = Blend()(by_name["x"], pair, gain=by_name.get("gain", 1))
+    assert torch.equal(model.run(inputs)[0], expected)
+    write.write_onnx(model, model.program, tmp_path / "m.onnx", 20)
+    feeds = {name: value.numpy() for name, value in by_name.items()}
+    actual = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, feeds)
+    np.testing.assert_allclose(actual[0], expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("value", "key"), [(2, "gain"), ("relu", "kind"), ("x", "kind"), (None, "pair")])
+def test_a_program_that_takes_more_than_tensors_is_refused(tmp_path: Path, value: Any, key: str) -> None:
+    path = saved_program(tmp_path / "m.pt2", (torch.ones(2, 3),), {key: value})
+    with pytest.raises(InputError, match=r"input 1 of the program .* is no tensor") as caught:
+        load_from_program(path, None)
+    assert caught.value.why == f"it was traced with {value!r}; an engine takes tensors only"
+
+
+def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
+    """Integers are ones, which this table of one row does not have."""
+    program = torch.export.export(nn.Embedding(1, 3), (torch.zeros(2, dtype=torch.int64),))
+    torch.export.save(program, tmp_path / "m.pt2")
+    with pytest.raises(InputError, match=r"m.pt2 does not run on input \[2\]") as caught:
+        load_from_program(tmp_path / "m.pt2", None)
+    assert caught.value.why.startswith("IndexError")
+
+
 def test_sample_inputs_are_never_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.pt2"
     torch.export.save(torch.export.export(nn.ReLU(), (torch.randn(3, 4),)), path)

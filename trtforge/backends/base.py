@@ -41,6 +41,7 @@ class BuildRequest:
         target: what the engine has to run on.
         tf32: whether fp32 GEMMs may round their operands to TF32.
         options: how the builder makes the engine; the backend has checked them.
+        own_timing_cache: the user did not name the timing cache, so one that does not fit is started anew.
     """
 
     model: Path
@@ -49,6 +50,7 @@ class BuildRequest:
     target: Target
     tf32: bool = True
     options: EngineOptions = DEFAULT_OPTIONS
+    own_timing_cache: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

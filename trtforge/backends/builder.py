@@ -111,6 +111,7 @@ class NativeBuilder:
             | {
                 "plugins": [str(path.absolute()) for path in options.plugins],
                 "timing_cache": None if options.timing_cache is None else str(options.timing_cache.absolute()),
+                "own_timing_cache": request.own_timing_cache,
             },
         }
 

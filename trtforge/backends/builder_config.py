@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 from polygraphy.backend.trt import CreateConfig, Profile
 
-from trtforge.backends.build_log import BuildLog, BuildMonitor
+from trtforge.backends.build_log import BuildLog, BuildMonitor, write_log
 from trtforge.backends.library import IS_RTX, trt
 from trtforge.errors import InputError
 from trtforge.isolation import Meta, Progress
@@ -25,7 +26,7 @@ def make_config(builder: Any, network: Any, meta: Meta, log: BuildLog, progress:
     """Builder configuration; profiles are added in order.
 
     Raises:
-        InputError: the timing cache is none, or one of another GPU or release.
+        InputError: the timing cache that the user named is none, or one of another GPU or release.
     """
     options, targets = meta["options"], meta["compute_capabilities"]
     common = {
@@ -41,7 +42,7 @@ def make_config(builder: Any, network: Any, meta: Meta, log: BuildLog, progress:
     else:
         config = CreateConfig(**common, **_tensorrt_only(options))(builder, network)
         if options["timing_cache"] is not None:
-            _set_timing_cache(config, Path(options["timing_cache"]), log)
+            _set_timing_cache(config, Path(options["timing_cache"]), log, is_own=options["own_timing_cache"])
     # Set either way: Polygraphy's two config loaders differ in what they leave on.
     change_flag: Callable[[Any], None] = config.set_flag if meta["tf32"] else config.clear_flag
     change_flag(trt.BuilderFlag.TF32)
@@ -120,8 +121,25 @@ def count_plugin_layers(network: Any) -> int:
     return sum(network.get_layer(index).type in _PLUGIN_LAYERS for index in range(network.num_layers))
 
 
-def _set_timing_cache(config: Any, path: Path, log: BuildLog) -> None:
-    """Read the timing cache where there is one, else start an empty one, in the place of Polygraphy's."""
+def _set_timing_cache(config: Any, path: Path, log: BuildLog, *, is_own: bool) -> None:
+    """Read the timing cache where there is one, else start an empty one, in the place of Polygraphy's.
+
+    Args:
+        config: of the builder.
+        path: of the timing cache.
+        log: takes what is said of it.
+        is_own: the user did not name it; one that does not fit is none.
+    """
+    try:
+        _load_timing_cache(config, path, log)
+    except InputError as err:
+        if not is_own:
+            raise
+        write_log("W", f"{err.what}: {err.why}; it is started anew")
+        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+
+
+def _load_timing_cache(config: Any, path: Path, log: BuildLog) -> None:
     try:
         content = path.read_bytes() if path.exists() else b""
     except OSError as err:
@@ -143,6 +161,8 @@ def _set_timing_cache(config: Any, path: Path, log: BuildLog) -> None:
 def read_timing_cache(config: Any, path: Path) -> bytes:
     """The timing cache after a build, together with what another build has saved in the meantime."""
     cache = config.get_timing_cache()
-    if path.exists():
-        cache.combine(config.create_timing_cache(path.read_bytes()), ignore_mismatch=False)
+    with contextlib.suppress(OSError):  # there is none, or none that can be read
+        saved = config.create_timing_cache(path.read_bytes())
+        if saved is not None:
+            cache.combine(saved, ignore_mismatch=False)
     return bytes(memoryview(cache.serialize()))

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from trtforge.backends.diagnose import describe_place, printable, translate
 from trtforge.backends.trace import read_log
-from trtforge.errors import ChildDiedError, Diagnosis
+from trtforge.errors import REDUCE_HINT, ChildDiedError, Diagnosis
 
 _CAUSE = "crash"
-_REDUCE = "find the smallest part that fails with `trtforge reduce MODEL`"
 
 
 def locate_death(error: ChildDiedError, log: Path | None) -> ChildDiedError:
@@ -22,14 +21,14 @@ def locate_death(error: ChildDiedError, log: Path | None) -> ChildDiedError:
     if log is None:
         return error
     trace, names = read_log(log)
-    node = trace.mentioned if trace.parsed and trace.mentioned in names.nodes else trace.node
-    if node is None:
+    node = trace.mentioned if trace.parsed else trace.node
+    if node is None or node not in names.nodes:
         return error
-    op, original = trace.op_of(node), names.nodes.get(node, "")
+    op, original = trace.op_of(node), names.nodes[node]
     shapes = tuple(translate(shape, names) for shape in trace.shapes_of(node))
     doing = "building a group of nodes, last named was" if trace.parsed else "parsing"
     reads = f", which reads {'; '.join(shapes)}" if shapes else ""
     place = f"it was {doing} {describe_place(original, op)}{reads}"
-    located = ChildDiedError(error.what, f"{place}; {error.why}", f"{error.fix}; {_REDUCE}")
+    located = ChildDiedError(error.what, f"{place}; {error.why}", f"{error.fix}; {REDUCE_HINT}")
     located.diagnosis = Diagnosis(_CAUSE, place, error.fix, original or None, printable(op), shapes, error.what)
     return located

@@ -20,8 +20,6 @@ from trtforge.graph.names import NameMap
 # Text of an error that quotes the builder, and of one name in it.
 _MAX_QUOTE = 600
 _MAX_NAME = 120
-# Inputs of a node that a diagnosis lists.
-_MAX_SHAPES = 16
 # Logged once by every build on a machine without a GPU; of no account.
 _HARMLESS = "cudaError 35"
 # Where in its own source the builder stood.
@@ -74,7 +72,7 @@ def error_from_refusal(
     values = {"op": printable(op) or "one of its operators", "message": message, "builder": builder}
     why, fix = rule.why.format(*groups, **values), rule.fix.format(*groups, **values)
     original = names.nodes.get(node, "") if node else ""
-    shapes = tuple(translate(shape, names) for shape in trace.shapes_of(node)[:_MAX_SHAPES])
+    shapes = tuple(translate(shape, names) for shape in trace.shapes_of(node))
     diagnosis = Diagnosis(rule.cause, why, fix, original or None, printable(op), shapes, message)
     where = describe_place(original, op) if node or op else "the model"
     return BuildError(f"{builder} refuses {where}", why, fix, node=original or None, diagnosis=diagnosis)

@@ -15,7 +15,7 @@ class Rule:
         why: the reason.
         fix: what a user can do.
         ops: operators that alone give this message; the only one of them is blamed where the builder names no node.
-        subject: "node"; "model" for what no node is to blame for; "last" for the last node that the builder spoke of,
+        subject: "node"; "model" for what no node is searched for; "last" for the last node that the builder spoke of,
             where it names none.
     """
 

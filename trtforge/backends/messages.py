@@ -8,11 +8,17 @@ own. Found by building every test model that ONNX ships and one small model per 
 from __future__ import annotations
 
 from trtforge.backends.message_rule import Rule
-from trtforge.backends.operator_messages import ATTRIBUTES, CONTROL_FLOW, OPERATORS, QUANTIZATION
+from trtforge.backends.operator_messages import (
+    ATTRIBUTES,
+    CONTROL_FLOW,
+    MISSING_OPERATORS,
+    QUANTIZATION,
+    UNSUPPORTED_USES,
+)
+from trtforge.errors import REDUCE_HINT
 
 _EXPORT_CONSTANT = "make it a constant when exporting the model, or fix the size that it comes from in the profile"
 _CHECK_SIZES = "check the model and the ranges of the profile; the model may need some sizes fixed"
-_SMALLEST = "find the smallest part that fails with `trtforge reduce MODEL`"
 _CAST = "cast it to float32, float16, int32 or int64 when exporting the model"
 _PROFILES = (
     Rule(
@@ -101,18 +107,21 @@ _TYPES = (
         r"model contains HW-specific datatypes: b16",
         "the model holds bf16, which sm_75 does not have",
         "build with --fp16 in the place of --bf16, or for sm_80 or newer",
+        subject="model",
     ),
     Rule(
         "type-of-target",
         r"model contains HW-specific datatypes: ([\w, ]+)",
         "the model holds {0}, which not every target has",
         "FP8 needs --gpu sm_89 or newer, FP4 needs sm_120; build one artifact for those and another for older targets",
+        subject="model",
     ),
     Rule(
         "kernel-of-target",
         r"for Turing \(SM75\): (.*)",
         "sm_75 cannot run it: {0}",
         "build with --int8 --fp16 or --fp16, or for sm_80 or newer",
+        subject="model",
     ),
 )
 _CONSTANTS = (
@@ -183,9 +192,9 @@ _SHAPES = (
     ),
 )
 RULES = (
-    *OPERATORS[:3],
+    *MISSING_OPERATORS,
     *QUANTIZATION,
-    *OPERATORS[3:],
+    *UNSUPPORTED_USES,
     *_PROFILES,
     *_TYPES,
     *_CONSTANTS,
@@ -197,12 +206,12 @@ RULES = (
         "internal-error",
         r"Myelin \(|CHECK\w*\(",
         "{builder} fails inside on this combination of nodes, types and shapes: {message}",
-        f"{_SMALLEST}, and build it in another precision or export it in another way",
+        f"{REDUCE_HINT}, and build it in another precision or export it in another way",
     ),
 )
 UNKNOWN = Rule(
     "unknown",
     "",
     "{message}",
-    f"{_SMALLEST}, and export it in another way or keep it out of the engine",
+    f"{REDUCE_HINT}, and export it in another way or keep it out of the engine",
 )

@@ -9,7 +9,7 @@ _DYNAMIC_QUANTIZATION = (
 )
 _FROM_FLOAT = "start from the float model and let trtforge quantize it"
 _OTHER_OPS = "replace {op} by other ONNX operators"
-OPERATORS = (
+MISSING_OPERATORS = (
     Rule(
         "needs-gpu",
         r"\b(\w{1,80}) plugin was not found in the plugin registry",
@@ -28,6 +28,8 @@ OPERATORS = (
         "{op} belongs to dynamic or operator-oriented quantization, which {builder} does not support",
         _FROM_FLOAT,
     ),
+)
+UNSUPPORTED_USES = (
     Rule(
         "sequence",
         r"^op=((?:Sequence|SplitToSequence|ConcatFromSequence|Optional)\w*)\n",

@@ -18,7 +18,7 @@ BACKEND_OPTIONS = ("auto", *(str(name) for name in BackendName))
 
 def all_backends() -> list[Backend]:
     """Every backend, usable here or not."""
-    return [importlib.import_module(module).BACKEND for module in _BACKENDS.values()]
+    return [_import(name) for name in _BACKENDS]
 
 
 def select_backend(name: str = "auto") -> Backend:
@@ -37,11 +37,15 @@ def select_backend(name: str = "auto") -> Backend:
             f"it takes {', '.join(BACKEND_OPTIONS)}",
             "leave it out to let trtforge choose",
         )
-    for backend in all_backends():
-        if name not in ("auto", backend.name):
-            continue
+    for tried in _BACKENDS if name == "auto" else [BackendName(name)]:
+        backend = _import(tried)
         error = backend.unavailable()
         if error is None:
             return backend
     assert error is not None
     raise error
+
+
+def _import(name: BackendName) -> Backend:
+    backend: Backend = importlib.import_module(_BACKENDS[name]).BACKEND
+    return backend

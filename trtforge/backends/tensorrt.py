@@ -11,7 +11,6 @@ from trtforge.engine_options import EngineOptions
 from trtforge.errors import InputError, UnavailableError
 from trtforge.gpu import find_gpus
 from trtforge.target import BackendName, Target, tensorrt_target_from_option
-from trtforge.textfile import kind_of
 
 _OLDEST = 11
 _AMPERE = 80
@@ -66,6 +65,8 @@ class TensorRtBackend(NativeBuilder):
 
 
 def _check_timing_cache(path: Path) -> None:
+    from trtforge.textfile import kind_of  # loads pydantic, which is to come after the worker's start
+
     if kind_of(path, "timing cache") not in (None, "file"):
         why = "it is no regular file"
     elif kind_of(path.parent, "timing cache") != "folder":

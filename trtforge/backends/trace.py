@@ -24,6 +24,8 @@ _REFUSED = re.compile(r"ModelImporter\.cpp:\d+: (?:While parsing node|ERROR: )")
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "DOUBLE": "float64"}
 # Characters of one message, and bytes of one log line, that are looked at.
 _MAX_LINE = 65_536
+# Inputs of a node that are told; a Concat may have thousands.
+MAX_SHAPES = 16
 _NAME_TABLES = {"[N] node names in this log:": "nodes", "[N] tensor names in this log:": "tensors"}
 
 
@@ -33,7 +35,6 @@ class BuildTrace:
     Attributes:
         node: short name of the node that the parser was on last; None before the first.
         op: its operator.
-        shapes: what it reads: "t1 float32[-1, 8]".
         parsed: the parser has gone through all nodes.
         mentioned: short name of the last node that any message named after parsing.
     """
@@ -41,7 +42,6 @@ class BuildTrace:
     def __init__(self) -> None:
         self.node: str | None = None
         self.op = ""
-        self.shapes: tuple[str, ...] = ()
         self.parsed = False
         self.mentioned: str | None = None
         self._refused = False
@@ -60,10 +60,9 @@ class BuildTrace:
         elif match := _NODE.match(message):
             self._seen[match[1]] = (match[2], ())
             if not self._refused:
-                self.node, self.op, self.shapes = match[1], match[2], ()
+                self.node, self.op = match[1], match[2]
         elif self.node is not None and message.startswith(f"{self.node} [{self.op}] inputs: "):
-            self.shapes = tuple(_shape(match) for match in _TENSOR.finditer(message))
-            self._seen[self.node] = (self.op, self.shapes)
+            self._seen[self.node] = (self.op, tuple(_shape(match) for match in _TENSOR.finditer(message)))
         elif self.node is not None and message.startswith(f"{self.node} [{self.op}] outputs: "):
             self._made_by |= {match["tensor"]: self.node for match in _TENSOR.finditer(message)}
         elif self.node is not None and message.startswith(_PARSED):
@@ -87,8 +86,8 @@ class BuildTrace:
         return self._seen.get(node or "", ("", ()))[0]
 
     def shapes_of(self, node: str | None) -> tuple[str, ...]:
-        """What a node reads, as the parser saw it; empty where it did not get there."""
-        return self._seen.get(node or "", ("", ()))[1]
+        """What a node reads first, as the parser saw it: "t1 float32[-1, 8]"; empty where it did not get there."""
+        return self._seen.get(node or "", ("", ()))[1][:MAX_SHAPES]
 
 
 def _shape(match: re.Match[str]) -> str:

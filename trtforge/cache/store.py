@@ -84,10 +84,15 @@ class Entry:
 
         Raises:
             MissingError: it is gone.
-            DamagedError: its content is not what was stored.
+            DamagedError: its content is not what was stored, or cannot be read.
         """
         file = open_stored(self.folder / FILES / self.file(name).sha256)
-        if hashlib.file_digest(file, "sha256").hexdigest() != self.file(name).sha256:
+        try:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as err:
+            file.close()
+            raise DamagedError(f"{name} cannot be read: {err.strerror}") from err
+        if digest != self.file(name).sha256:
             file.close()
             raise DamagedError(f"the content of {name} changed")
         raw = file.detach()
@@ -100,16 +105,26 @@ class Entry:
 
         Raises:
             MissingError: it is gone.
-            DamagedError: its content is not what was stored.
+            DamagedError: its content is not what was stored, or cannot be read.
             OSError: the target cannot be written.
         """
+
+        def read(size: int) -> bytes:
+            try:
+                return source.read(size)
+            except OSError as err:
+                raise DamagedError(f"{name} cannot be read: {err.strerror}") from err
+
         with open_stored(self.folder / FILES / self.file(name).sha256) as source:
             target.unlink(missing_ok=True)
-            with target.open("xb") as copy:
-                found = _copy(source, copy)
-        if found != self.file(name):
-            target.unlink()
-            raise DamagedError(f"the content of {name} changed")
+            try:
+                with target.open("xb") as copy:
+                    found = _copy(read, copy)
+                if found != self.file(name):
+                    raise DamagedError(f"the content of {name} changed")
+            except DamagedError:
+                target.unlink()
+                raise
 
 
 class Codec(Protocol[T]):
@@ -242,7 +257,7 @@ class StageCache:
             # Copied before it is hashed: a build log may grow meanwhile.
             content = work / "copy"
             with path.open("rb") as source, content.open("wb") as copy:
-                record = _copy(source, copy)
+                record = _copy(source.read, copy)
         place = self.folder / FILES / record.sha256
         place.parent.mkdir(exist_ok=True)
         if place.is_file() and not place.is_symlink() and place.stat().st_size == record.bytes:
@@ -297,9 +312,9 @@ def open_cache(folder: Path | None, max_bytes: int, report: Reporter) -> Iterato
                 trim_cache(folder, max_bytes)
 
 
-def _copy(source: BinaryIO, copy: BinaryIO) -> FileRecord:
+def _copy(read: Callable[[int], bytes], copy: BinaryIO) -> FileRecord:
     digest, size = hashlib.sha256(), 0
-    while chunk := source.read(_CHUNK_BYTES):
+    while chunk := read(_CHUNK_BYTES):
         digest.update(chunk)
         copy.write(chunk)
         size += len(chunk)

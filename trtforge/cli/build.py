@@ -37,10 +37,8 @@ def command(
     ] = None,
     profile: options.ProfileOption = None,
     recipe: options.Recipe = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="auto, tensorrt or tensorrt-rtx.")] = "auto",
-    gpu: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Compute capabilities, e.g. sm_86,sm_89. Default: portable.")
-    ] = None,
+    backend: options.Backend = "auto",
+    gpu: options.Gpu = None,
     budget: options.Budget = None,
     metric: options.Metric = None,
     no_search: Annotated[
@@ -49,7 +47,7 @@ def command(
     ] = False,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip the comparison with fp32.")] = False,
     require_verify: Annotated[bool, typer.Option("--require-verify", help="Exit 1 when nothing verified it.")] = False,
-    tf32: Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let fp32 products use TF32.")] = True,
+    tf32: options.Tf32 = True,
     plugin: engine.Plugin = None,
     refit: engine.Refit = False,
     strip_weights: engine.StripWeights = False,

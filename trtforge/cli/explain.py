@@ -35,4 +35,4 @@ def print_trail(manifest: Manifest) -> None:
     from trtforge.trail import of_manifest
 
     for step in of_manifest(manifest):
-        sys.stderr.write(f"{step.stage}: {plain(step.text)}\n")
+        sys.stderr.write(f"{step.stage}: {plain(step.detail)}\n")

@@ -39,6 +39,15 @@ ProfileOption = Annotated[
         help="Optimisation profiles (YAML). Default: profiles/<model>.yaml, else the data's shapes.",
     ),
 ]
+Backend = Annotated[str, typer.Option(metavar="NAME", help="auto, tensorrt or tensorrt-rtx.")]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Compute capabilities, e.g. sm_86,sm_89. Default: portable; with tensorrt, the GPU that is here.",
+    ),
+]
+Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let fp32 products use TF32.")]
 Cache = Annotated[
     Path | None,
     typer.Option(

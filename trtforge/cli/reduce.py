@@ -12,6 +12,7 @@ import typer
 from trtforge.cli import engine_options as engine
 from trtforge.cli import options
 from trtforge.cli.render import plain, print_json, progress_reporter
+from trtforge.errors import REDUCE_HINT
 
 if TYPE_CHECKING:
     from trtforge.reducing import Reduced
@@ -33,11 +34,9 @@ def command(
     calib: options.Calib = None,
     profile: options.ProfileOption = None,
     recipe: options.Recipe = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="auto, tensorrt or tensorrt-rtx.")] = "auto",
-    gpu: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Compute capabilities, e.g. sm_86,sm_89. Default: portable.")
-    ] = None,
-    tf32: Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let fp32 products use TF32.")] = True,
+    backend: options.Backend = "auto",
+    gpu: options.Gpu = None,
+    tf32: options.Tf32 = True,
     plugin: engine.Plugin = None,
     refit: engine.Refit = False,
     strip_weights: engine.StripWeights = False,
@@ -49,6 +48,7 @@ def command(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: build/<model>-reduced.onnx.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     limit: options.LimitOption = None,
     as_json: options.AsJson = False,
 ) -> int:
@@ -78,6 +78,7 @@ def command(
             timing_cache=None,
         ),
         force=force,
+        trust_remote_code=trust_remote_code,
         limits=DEFAULT_LIMITS.override(limit or ()),
     )
     with progress_reporter() as report:
@@ -103,8 +104,15 @@ def _as_json(found: Reduced) -> dict[str, Any]:
     }
 
 
+def _without_hint(fix: str) -> str:
+    """What to do besides what has just been done."""
+    before, _, after = fix.partition(REDUCE_HINT)
+    return "; ".join(part for part in (before.strip("; "), after.removeprefix(", and ").strip("; ")) if part)
+
+
 def _print_part(found: Reduced) -> None:
     error = found.error
+    fix = _without_hint(error.fix)
     more = "" if found.is_smallest else "; the search ended before it was the smallest"
     lines = [
         plain(str(found.model)),
@@ -113,8 +121,7 @@ def _print_part(found: Reduced) -> None:
         *(["    ..."] if len(found.nodes) > _MAX_SHOWN else []),
         f"  it fails like the whole: {plain(error.what)}",
         f"    why: {plain(error.why)}",
-        # What an unknown failure is told to do has just been done.
-        *([] if "trtforge reduce" in error.fix else [f"    fix: {plain(error.fix)}"]),
+        *([f"    fix: {plain(fix)}"] if fix else []),
         "  with this profile:",
         *(f"    {line}" for line in found.profiles.splitlines()),
     ]

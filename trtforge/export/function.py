@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trtforge.errors import InputError
-from trtforge.export.torch_model import BATCH, Dims, Flat, ModelInput, TorchModel, resize
+from trtforge.export.torch_model import BATCH, Dims, Flat, ModelInput, TorchModel, merge_layout, resize
 from trtforge.user_code import USER_ERRORS, load_function
 
 _CONTRACT = "return (module, example_inputs), example_inputs being a tuple of tensors or a dict of them"
@@ -158,10 +158,8 @@ def _dims(
         return _open_batch(tensors)
     result = []
     for key, tensor in zip(names, tensors, strict=True):
-        dims: list[int | str] = list(tensor.shape)
-        if layout is not None and key in layout:
-            dims = check_layout(list(layout[key]), tensor, key)
-        elif own is not None:
+        dims: list[int | str] = list(merge_layout(tuple(tensor.shape), layout, key))
+        if own is not None and (layout is None or key not in layout):
             for axis, dim in _axes(own.get(key)).items():
                 if not -len(dims) <= axis < len(dims):
                     raise InputError(
@@ -172,21 +170,6 @@ def _dims(
                 dims[axis] = _dim_name(dim, f"{key}_{axis % len(dims)}")
         result.append(tuple(dims))
     return result
-
-
-def check_layout(dims: list[int | str], tensor: Tensor, name: str) -> list[int | str]:
-    """The dims that a profile file gives, checked against an example.
-
-    Raises:
-        InputError: another number of axes.
-    """
-    if len(dims) != tensor.dim():
-        raise InputError(
-            f"the profile gives input {name!r} {len(dims)} dims",
-            f"the example input has shape {list(tensor.shape)}",
-            "give one entry per axis",
-        )
-    return dims
 
 
 def _open_batch(tensors: Sequence[Tensor]) -> list[Dims]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trtforge.errors import InputError, missing_extra
-from trtforge.export.huggingface_inputs import SEQ, InputPlan, plan_inputs
-from trtforge.export.torch_model import Dims, TorchModel
+from trtforge.export.huggingface_inputs import InputPlan, plan_inputs
+from trtforge.export.torch_model import Dims, ModelInput, TorchModel
 from trtforge.user_code import USER_ERRORS
 
 SUPPORTED = (
@@ -110,7 +110,7 @@ def _as_torch_model(head: _Head, plan: InputPlan, architecture: str, notes: list
         fixed_sizes={},
         output_names=None,
         architecture=architecture,
-        caps=_position_caps(head.module),
+        caps=_position_caps(head.module, plan.inputs),
         notes=notes,
     )
     try:
@@ -128,8 +128,11 @@ def _as_torch_model(head: _Head, plan: InputPlan, architecture: str, notes: list
     return model
 
 
-def _position_caps(model: nn.Module) -> dict[str, int]:
-    """The longest sequence by the tables of learned positions, without the places that they keep for padding."""
+def _position_caps(model: nn.Module, inputs: Iterable[ModelInput]) -> dict[str, int]:
+    """The longest sequence by the tables of learned positions, without the places that they keep for padding.
+
+    By the name of the dim that holds the sequence: the profile file may call it as it likes.
+    """
     sizes = [
         module.num_embeddings
         - (0 if module.padding_idx is None else module.padding_idx + 1)
@@ -137,7 +140,8 @@ def _position_caps(model: nn.Module) -> dict[str, int]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and ("position" in name or name.endswith("wpe"))
     ]
-    return {SEQ: min(sizes)} if sizes else {}
+    lengths = {item.dims[1] for item in inputs if item.name == "input_ids"}
+    return {length: min(sizes) for length in lengths if isinstance(length, str) and sizes}
 
 
 def _load(transformers: Any, folder: Path, architecture: str, trust_remote_code: bool) -> tuple[Any, list[str]]:
@@ -216,11 +220,9 @@ def _unknown(folder: Path, architecture: str) -> InputError:
 
 def _encoder_of(model: Any, architecture: str) -> tuple[Any, list[str]]:
     """The part that is exported: the whole model, or the encoder of an encoder-decoder."""
-    if not getattr(model.config, "is_encoder_decoder", False):
+    if not getattr(model.config, "is_encoder_decoder", False) or architecture.endswith("EncoderModel"):
         return model, []
-    if not architecture.endswith(("Model", "ForConditionalGeneration")) or architecture.endswith("EncoderModel"):
-        if architecture.endswith("EncoderModel"):
-            return model, []
+    if not architecture.endswith(("Model", "ForConditionalGeneration")):
         raise InputError(
             f"{architecture} runs a decoder as well",
             f"supported are {SUPPORTED}",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trtforge.errors import InputError
-from trtforge.export.torch_model import BATCH, Dims, ModelInput, Sampler
+from trtforge.export.torch_model import BATCH, Dims, ModelInput, Sampler, merge_layout
 
 SEQ = "seq"
 SAMPLES = "samples"
@@ -84,7 +84,7 @@ def plan_inputs(
             f"supported are {supported}",
             "wrap the model in package.module:function with example inputs",
         )
-    inputs = tuple(ModelInput(name, _merge(own, (layout or {}).get(name), name)) for name, own in dims.items())
+    inputs = tuple(ModelInput(name, merge_layout(own, layout, name)) for name, own in dims.items())
     sizes: dict[str, int] = {}
     other: dict[str, int] = {}
     for item in inputs:
@@ -94,18 +94,6 @@ def plan_inputs(
                 sizes[dim] = _FIRST[own] if isinstance(own, str) else own
                 other[dim] = _SECOND[own] if isinstance(own, str) else own
     return InputPlan(inputs, sizes, other, _sampler(config))
-
-
-def _merge(own: Dims, given: Dims | None, name: str) -> Dims:
-    if given is None:
-        return own
-    if len(given) != len(own):
-        raise InputError(
-            f"the profile gives input {name!r} {len(given)} dims",
-            f"the model takes {len(own)}: {', '.join(map(str, own))}",
-            "give one entry per axis",
-        )
-    return given
 
 
 def _text_dims(config: Any, parameters: set[str], known: Iterable[str] | None) -> dict[str, Dims]:

@@ -7,13 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from trtforge.errors import InputError
 from trtforge.export.function import other_sizes
 from trtforge.export.torch_model import BATCH, Dims, Flat, ModelInput, TorchModel
 from trtforge.export.write import input_shapes
 from trtforge.user_code import USER_ERRORS
+
+
+class _Called(nn.Module):
+    """A program called with its tensors by position, however it was called when it was traced."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.module = program.module()
+        self._spec = program.call_spec.in_spec
+
+    def forward(self, *xs: Tensor) -> Any:
+        """Call the program."""
+        args, keywords = pytree.tree_unflatten(xs, self._spec)
+        return self.module(*args, **keywords)
 
 
 def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchModel:
@@ -24,7 +39,7 @@ def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchMod
         layout: the profile's names for its dims.
 
     Raises:
-        InputError: torch cannot load it.
+        InputError: torch cannot load it, it takes more than tensors, or it does not run.
     """
     # Sample inputs are a pickle, and the one thing that torch still reads through torch.load: they are not needed.
     unpickle, torch.load = torch.load, lambda *_, **__: {}
@@ -38,9 +53,8 @@ def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchMod
         ) from err
     finally:
         torch.load = unpickle
-    names = list(program.graph_signature.user_inputs)
+    names, dtypes = _tensor_inputs(program, path)
     shapes = input_shapes(program)
-    dtypes = [node.meta["val"].dtype for node in program.graph.nodes if node.name in set(names)]
     dims = _dims(names, shapes, layout)
     inputs = [ModelInput(name, own) for name, own in zip(names, dims, strict=True)]
     sizes: dict[str, int] = {}
@@ -61,8 +75,19 @@ def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchMod
             for name, dtype in zip(names, dtypes, strict=True)
         )
 
-    module = Flat(program.module())
-    outputs = module.names_of_outputs(*sample({item.name: item.shape(sizes) for item in inputs}, 0))
+    module = Flat(_Called(program))
+    shapes_at = {item.name: item.shape(sizes) for item in inputs}
+    try:
+        outputs = module.names_of_outputs(*sample(shapes_at, 0))
+    except InputError:
+        raise
+    except USER_ERRORS as err:
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes_at.items())
+        raise InputError(
+            f"the program {path} does not run on {listed}",
+            f"{type(err).__name__}: {' '.join(str(err).split())[:300]}",
+            "wrap the model in package.module:function with example inputs",
+        ) from err
     notes = ["its sample inputs were not read; integer inputs were compared on ones"]
     return TorchModel(
         module=module,
@@ -76,6 +101,25 @@ def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchMod
         program=program,
         notes=notes if any(not dtype.is_floating_point for dtype in dtypes) else [],
     )
+
+
+def _tensor_inputs(program: Any, path: Path) -> tuple[list[str], list[torch.dtype]]:
+    """Names and types of the inputs.
+
+    Raises:
+        InputError: one is no tensor.
+    """
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    names = list(program.graph_signature.user_inputs)
+    for index, name in enumerate(names):
+        is_text = isinstance(name, str)  # as a constant's value may be, by chance one that a tensor has for its name
+        if not is_text or not isinstance(values.get(name), Tensor) or names.index(name) < index:
+            raise InputError(
+                f"input {index} of the program {path} is no tensor",
+                f"it was traced with {name!r}; an engine takes tensors only",
+                "trace a module whose forward takes tensors and fills in the rest",
+            )
+    return names, [values[name].dtype for name in names]
 
 
 def _dims(names: list[str], shapes: list[tuple[Any, ...]], layout: Mapping[str, Dims] | None) -> list[Dims]:

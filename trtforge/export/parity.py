@@ -50,7 +50,7 @@ def difference(actual: Array, expected: Array) -> OutputDifference:
     tolerance = TOLERANCE if expected.dtype.itemsize >= 4 else HALF_TOLERANCE
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(e)
-    if not np.array_equal(np.nan_to_num(a[~finite]), np.nan_to_num(e[~finite])) or not np.isfinite(a[finite]).all():
+    if not np.array_equal(a[~finite], e[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
         return OutputDifference(max_abs_error=None, max_abs_value=None, passed=False)
     error, value = float(_largest(a[finite] - e[finite])), float(_largest(e[finite]))
     return OutputDifference(max_abs_error=error, max_abs_value=value, passed=error <= tolerance * value + 1e-6)

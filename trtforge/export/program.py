@@ -9,6 +9,7 @@ program has to be of the plainest form, and sample inputs are never read.
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,42 @@ def check_program(path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
         raise InputError(f"{path} is no .pt2 file", reason, "save it again with torch.export.save") from err
 
 
+def _check_is_read_alike(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse an archive of which torch's reader may see other entries than this one, which are then not checked.
+
+    Of two entries with one name, in whatever case, torch takes the first, and its folder is the first entry's.
+
+    Raises:
+        InputError: it is one.
+    """
+    entries = archive.infolist()
+    names = [info.filename.lower() for info in entries]
+    if len(set(names)) < len(names):
+        reason = f"it holds {next(name for name in names if names.count(name) > 1)[:80]!r} more than once"
+    elif len({info.filename.partition("/")[0] for info in entries}) > 1:
+        reason = "it has more than one top folder"
+    elif min((info.header_offset for info in entries), default=0) or not _ends_plainly(path):
+        reason = "something lies before the archive or about its end"
+    else:
+        return
+    raise InputError(
+        f"{path} is no plain .pt2 file",
+        f"{reason}, so torch may read another entry than is checked here",
+        "save it again with torch.export.save",
+    )
+
+
+def _ends_plainly(path: Path) -> bool:
+    """Whether a zip file ends with its directory's end record, and a locator before that points to what precedes it."""
+    with path.open("rb") as file:
+        start = file.seek(-98, 2)
+        tail = file.read()
+    # 56 bytes of the 64-bit end record, 20 of its locator, 22 of the end record without a comment (APPNOTE 4.3.14 on).
+    signature, _, place, _ = struct.unpack("<4sLQL", tail[56:76])
+    is_end = tail[76:80] == b"PK\x05\x06" and tail[96:] == b"\x00\x00"
+    return is_end and (signature != b"PK\x06\x07" or (tail[:4] == b"PK\x06\x06" and place == start))
+
+
 def _check_archive(archive: zipfile.ZipFile, path: Path, limits: Limits) -> None:
     files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
     if any(name.startswith("serialized_") for name in files):
@@ -81,6 +118,7 @@ def _check_archive(archive: zipfile.ZipFile, path: Path, limits: Limits) -> None
             "it has no models/model.json" + (" but compiled code" if _has_native_code(names) else ""),
             "save the exported program with torch.export.save",
         )
+    _check_is_read_alike(archive, path)
     for name, inner in names.items():
         if files[name].compress_type != zipfile.ZIP_STORED:
             raise InputError(f"{path} holds compressed entries", f"{name[:80]!r} is one", _CONVERT)

@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtforge.errors import InputError
 from trtforge.export.folder import check_folder
@@ -19,8 +20,11 @@ from trtforge.hashing import sha256_of_file
 from trtforge.isolation import Child, Meta
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.progress import Note
-from trtforge.source import SourceKind, source_kind
+from trtforge.source import source_kind
 from trtforge.spec import Precision
+
+if TYPE_CHECKING:
+    from trtforge.reference import ReferenceModel
 
 # Opset 23 has `Attention` and `RMSNormalization`, which half precision wants whole; in fp32 the builder refuses the
 # first unless it is taken apart.
@@ -82,42 +86,58 @@ def check_opset(opset: int | None) -> None:
         )
 
 
-def export_model(request: ExportRequest, output: Path, note: Note) -> ExportInfo:
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckedSource:
+    """A source that was checked.
+
+    Attributes:
+        meta: what the child is told of it.
+        sha256: hash of all that decides the model in its files; None for a function.
+    """
+
+    meta: Meta
+    sha256: str | None
+
+
+def export_model(request: ExportRequest, checked: CheckedSource, output: Path, note: Note) -> ExportInfo:
     """Write the ONNX file, beside it `<name>.data` where the weights are large.
 
     Args:
         request: see `ExportRequest`.
+        checked: its source.
         output: the file; its folder is there and is the caller's.
         note: takes progress.
 
     Raises:
-        InputError: a source that cannot be used or exported; says what and where.
+        InputError: a source that cannot be exported; says what and where.
         UnavailableError: PyTorch is not installed.
         ChildDiedError: the process that exports died.
     """
-    kind = source_kind(request.source)
-    meta, digest = _describe(request, kind)
+    from trtforge.reference import ReferenceModel
+
     caches = {"HF_MODULES_CACHE": "modules", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
     env = {**_ENV, **{name: str(output.parent / folder) for name, folder in caches.items()}}
     log = output.parent / "export.log"
     with Child(_SERVICE, purpose=_PURPOSE, log=log, env=env) as child:
         answer, _ = child.call(
             "export",
-            {**meta, "output": str(output.absolute()), "opset": request.opset},
+            {**checked.meta, "output": str(output.absolute()), "opset": request.opset},
             on_progress=lambda progress: note(str(progress.get("phase", ""))),
         )
-        runs = _compare(child, output, int(answer["runs"]), note)
-        for name, run in zip(answer["ones"], _compare(child, output, len(answer["ones"]), note, "one"), strict=True):
+        with ReferenceModel(output) as reference:
+            runs = _compare(child, reference, int(answer["runs"]), note)
+            ones = _compare(child, reference, len(answer["ones"]), note, "one")
+        for name, run in zip(answer["ones"], ones, strict=True):
             # torch traces with a size of 2 at least; code that asks for 1 took its other way.
             answer["dims"][name]["min"] = answer["dims"][name]["min"] if run.passed else 2
     return ExportInfo.model_validate(
         {
-            "kind": kind,
+            "kind": checked.meta["kind"],
             "architecture": answer["architecture"],
             "opset": request.opset,
             "opset_reason": request.opset_reason,
             "exporter": answer["exporter"],
-            "source_sha256": digest,
+            "source_sha256": checked.sha256,
             "dims": answer["dims"],
             "fixed": answer["fixed"],
             "notes": answer["notes"],
@@ -126,25 +146,21 @@ def export_model(request: ExportRequest, output: Path, note: Note) -> ExportInfo
     )
 
 
-def source_sha256(request: ExportRequest) -> str | None:
-    """Hash of all that decides the model in the source's files; None for a function.
+def check_source(request: ExportRequest) -> CheckedSource:
+    """Check a source without running any of it.
 
     Raises:
-        InputError: as `export_model`.
+        InputError: a source that cannot be used.
     """
-    return _describe(request, source_kind(request.source))[1]
-
-
-def _describe(request: ExportRequest, kind: SourceKind) -> tuple[Meta, str | None]:
-    """What the child is told of the source, once it is checked, and the hash of its files."""
+    kind = source_kind(request.source)
     layout = None if request.layout is None else {name: list(dims) for name, dims in request.layout.items()}
     meta: Meta = {"kind": kind, "source": str(request.source), "layout": layout}
     meta["ranges"] = {name: list(span) for name, span in request.ranges.items()}
     if kind == "function":
-        return meta, None
+        return CheckedSource(meta, None)
     if kind == "program":
         check_program(request.source, request.limits)
-        return meta, sha256_of_file(request.source)
+        return CheckedSource(meta, sha256_of_file(request.source))
     if kind == "onnx":
         if request.source.suffix != ".onnx":
             raise InputError(
@@ -154,25 +170,24 @@ def _describe(request: ExportRequest, kind: SourceKind) -> tuple[Meta, str | Non
             )
         raise InputError(f"{request.source} needs no export", "it is no PyTorch model", "build it as it is")
     found = check_folder(request.source, request.trust_remote_code, request.limits)
-    return meta | {
+    meta |= {
         "folder": os.fspath(found.path.absolute()),
         "architecture": found.architecture,
         "pooling": found.pooling,
         "trust_remote_code": request.trust_remote_code,
         "input_names": None if request.input_names is None else list(request.input_names),
-    }, found.sha256
+    }
+    return CheckedSource(meta, found.sha256)
 
 
-def _compare(child: Child, model: Path, count: int, note: Note, kind: str = "run") -> list[ExportRun]:
+def _compare(child: Child, reference: ReferenceModel, count: int, note: Note, kind: str = "run") -> list[ExportRun]:
     from trtforge.export.parity import compare_run
-    from trtforge.reference import ReferenceModel
 
     runs = []
-    with ReferenceModel(model) as reference:
-        for index in range(count):
-            note(f"comparing with torch{' at size 1' if kind == 'one' else ''}, {index + 1} of {count}")
-            _, arrays = child.call("run", {"index": index, "kind": kind})
-            inputs = {name[3:]: array for name, array in arrays.items() if name.startswith("in:")}
-            outputs = {name[4:]: array for name, array in arrays.items() if name.startswith("out:")}
-            runs.append(compare_run(reference, inputs, outputs))
+    for index in range(count):
+        note(f"comparing with torch{' at size 1' if kind == 'one' else ''}, {index + 1} of {count}")
+        _, arrays = child.call("run", {"index": index, "kind": kind})
+        inputs = {name[3:]: array for name, array in arrays.items() if name.startswith("in:")}
+        outputs = {name[4:]: array for name, array in arrays.items() if name.startswith("out:")}
+        runs.append(compare_run(reference, inputs, outputs))
     return runs

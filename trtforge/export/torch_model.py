@@ -130,6 +130,22 @@ class Flat(nn.Module):
         return names if len(set(names)) == len(names) else [f"output_{index}" for index in range(len(found))]
 
 
+def merge_layout(own: Dims, layout: Mapping[str, Dims] | None, name: str) -> Dims:
+    """The dims that a profile file gives an input, or its own.
+
+    Raises:
+        InputError: another number of axes.
+    """
+    given = own if layout is None else layout.get(name, own)
+    if len(given) != len(own):
+        raise InputError(
+            f"the profile gives input {name!r} {len(given)} dims",
+            f"the model takes {len(own)}: [{', '.join(map(str, own))}]",
+            "give one entry per axis",
+        )
+    return given
+
+
 def resize(example: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Values like an example's in another shape.
 

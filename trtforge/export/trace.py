@@ -38,14 +38,19 @@ def trace(model: TorchModel) -> tuple[Any, list[FixedDim]]:
 
 
 def _export(model: TorchModel) -> Any:
-    inputs = model.inputs_at(model.sizes, 0)
+    inputs, shapes = _arguments(model)
+    with torch.no_grad():
+        return torch.export.export(model.module, inputs, dynamic_shapes=shapes)
+
+
+def _arguments(model: TorchModel) -> tuple[tuple[torch.Tensor, ...], Any]:
+    """Example inputs, and which of their axes are open."""
     # A hint instead of a torch Dim: torch finds the range, and may find two dims to be equal.
     dims = tuple(
         {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(item.dims) if isinstance(dim, str)}
         for item in model.inputs
     )
-    with torch.no_grad():
-        return torch.export.export(model.module, inputs, dynamic_shapes=(dims,))
+    return model.inputs_at(model.sizes, 0), (dims,)
 
 
 def _specialised_dims(err: Exception, model: TorchModel) -> dict[str, int]:
@@ -65,14 +70,10 @@ def _enlarged_dims(model: TorchModel) -> list[str]:
 
 def _cause(model: TorchModel, size: int) -> str:
     """The line that compared the open size with a constant, as torch's draft export reports it."""
-    inputs = model.inputs_at(model.sizes, 0)
-    dims = tuple(
-        {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(item.dims) if isinstance(dim, str)}
-        for item in model.inputs
-    )
+    inputs, shapes = _arguments(model)
     try:
         with torch.no_grad():
-            report = torch.export.draft_export(model.module, inputs, dynamic_shapes=(dims,))._report
+            report = torch.export.draft_export(model.module, inputs, dynamic_shapes=shapes)._report
         failures = [failure.data for failure in report.failures if str(failure.data.get("expr", "")).startswith("Eq(")]
     except Exception:
         # The draft is only for the message, and its report is not part of torch's documented interface.

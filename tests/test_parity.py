@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trtforge.parity import OutputParity, ParityAccumulator, meets_budget, sqnr_db, top1
+from trtforge.parity import OutputParity, ParityAccumulator, left_out_note, meets_budget, sqnr_db, top1
 
 Feeds = dict[str, np.ndarray]
 
@@ -132,7 +132,49 @@ def test_a_reference_that_is_nowhere_finite_proves_nothing() -> None:
 
 def test_a_sample_without_a_finite_reference_does_not_count() -> None:
     r, c = np.array([[np.nan, np.nan], [1.0, 0.0]]), np.array([[1.0, 1.0], [0.0, 1.0]])
-    assert compare(r, c).cosine == 0.0
+    result = compare(r, c)
+    assert (result.cosine, result.left_out, result.nan_reference) == (0.0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "left_out", "nan_reference"),
+    [
+        ([[np.nan, 1.0], [1.0, 1.0]], 0, 1),
+        ([[-np.inf, 1.0], [1.0, 1.0]], 0, 0),
+        ([[-np.inf, np.inf], [1.0, 1.0]], 1, 0),
+        ([[np.nan, -np.inf], [np.nan, 1.0]], 1, 2),
+    ],
+)
+def test_samples_that_the_reference_gives_no_numbers_for_are_counted(
+    rows: list[list[float]], left_out: int, nan_reference: int
+) -> None:
+    r = np.array(rows)
+    result = compare(r, np.where(np.isfinite(r), r, 7.0))
+    assert (result.cosine, result.left_out, result.nan_reference) == (pytest.approx(1.0), left_out, nan_reference)
+
+
+def test_nan_at_masked_positions_is_nobodys_concern() -> None:
+    r, mask = np.ones((1, 2, 3)), np.array([[1, 0]])
+    r[0, 1] = np.nan
+    result = compare(r, r, {"attention_mask": mask})
+    assert (result.cosine, result.left_out, result.nan_reference) == (1.0, 0, 0)
+
+
+def test_outputs_without_any_value_are_named() -> None:
+    accumulator = ParityAccumulator()
+    for second in (np.nan, 1.0):
+        outputs = {"a": np.array([[np.nan]]), "b": np.array([[second]]), "c": np.array([[2]])}
+        accumulator.add(outputs, outputs, {"x": np.zeros((1, 1))})
+    assert accumulator.unproven() == ("a",)
+
+
+def test_the_note_says_what_is_left_out_of_which_output() -> None:
+    assert left_out_note({"y": figures()}) is None
+    outputs = {"y": figures(left_out=1, nan_reference=3), "z": figures(left_out=1), "ok": figures()}
+    assert left_out_note(outputs) == (
+        "The source model itself gives NaN in 3 samples of output 'y'; nothing but Inf in 1 sample of output 'z'; its "
+        "NaN and Inf are left out of the comparison."
+    )
 
 
 def test_zero_vectors() -> None:

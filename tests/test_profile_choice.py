@@ -36,3 +36,4 @@ def test_sizes_beyond_those_that_a_model_was_traced_for_are_refused(
     with pytest.raises(InputError, match=text) as caught:
         check_traced(profiles(low, high), SPECS, {"batch": traced})
     assert f"the model was traced for {traced.limits}" in caught.value.why
+    assert "metadata 'trtforge.dims'" in caught.value.fix

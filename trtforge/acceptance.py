@@ -17,17 +17,19 @@ from trtforge.errors import InputError, TrtForgeError
 from trtforge.graph.intake import leaves_out_rounding
 from trtforge.graph.load import LoadedModel, load_model
 from trtforge.graph.normalise import normalise
+from trtforge.graph.save import save_model
 from trtforge.graph.signature import input_specs
 from trtforge.inputs import BatchRange, BuildInputs, batch_range, find_calibration, fit_to_profiles, split_held_out
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.manifest import MANIFEST_NAME, MODEL_NAME, REPORT_NAME, TABLE_NAME, Manifest, ParityInfo, load_manifest
+from trtforge.parity import left_out_note
 from trtforge.progress import Event, Reporter, ignore
-from trtforge.quantization.bfloat16 import uses_bfloat16
+from trtforge.quantization.emulation import as_computed, uses_bfloat16
 from trtforge.quantization.table import load_table
 from trtforge.reference import ReferenceModel
 from trtforge.report import render_report
 from trtforge.spec import BuildSpec, precision_from_name
-from trtforge.stages import FP32_NAME, Lowered, Prepared, load_source, lower, save_for_onnxruntime
+from trtforge.stages import AS_ASKED, FP32_NAME, Lowered, Prepared, Wider, load_source, lower, save_for_onnxruntime
 from trtforge.staging import replace_file
 from trtforge.textfile import kind_of
 from trtforge.verify import Candidate, Scorer, Scores, find_worst_nodes, plan_runs
@@ -36,8 +38,9 @@ SOURCE = "the source model in ONNX Runtime"
 NORMALISED = "the normalised source model in ONNX Runtime, which cannot load the source itself"
 NORMALISED_EMULATED = "the normalised source model in ONNX Runtime, bf16 emulated"
 BUILT_GRAPH = "the built graph in ONNX Runtime"
-# ONNX Runtime's CPU provider has no bf16 kernels: fp32 ones run, and every result is rounded to bf16.
-EMULATED_GRAPH = "the built graph in ONNX Runtime, bf16 emulated"
+# ONNX Runtime's CPU provider lacks kernels of these types: fp32 ones run, and every result is rounded.
+EMULATED_BF16 = f"{BUILT_GRAPH}, bf16 emulated"
+EMULATED_FP16 = f"{BUILT_GRAPH}, fp16 emulated"
 BEFORE_QDQ = "before_qdq"
 CANDIDATE = "candidate"
 
@@ -73,6 +76,7 @@ def verify_build(
     model: Path,
     work: Path,
     report: Callable[[str], None],
+    wider: Wider = AS_ASKED,
 ) -> ParityInfo:
     """Score the built graph, and the same graph before Q/DQ, against the source model.
 
@@ -84,6 +88,7 @@ def verify_build(
         model: its file.
         work: a folder for files that only this stage needs.
         report: takes progress notes.
+        wider: what stays float32 in the built graph stays it in the same graph before Q/DQ.
     """
     dataset = inputs.evaluation
     if dataset is None:
@@ -91,8 +96,9 @@ def verify_build(
         return unverified(spec.cosine_budget, note)
     candidates = [_candidate(lowered.graph, model, work)]
     if lowered.qdq is not None:
-        plain, path = lower(prepared.graph, spec.precision, None, None), work / "before_qdq.onnx"
-        save_for_onnxruntime(plain.graph, path)
+        plain = lower(prepared.graph, spec.precision, None, wide=wider.float32, overflow=wider.overflow)
+        path = work / "before_qdq.onnx"
+        save_model(as_computed(plain.graph), path)
         candidates.append(Candidate(BEFORE_QDQ, "graph before Q/DQ", path))
     exact = work / FP32_NAME
     if not exact.exists():
@@ -103,7 +109,8 @@ def verify_build(
     if parity.passed:
         return parity
     if leaves_out_rounding(prepared.graph):
-        parity = parity.model_copy(update={"note": _note_on_rounding(spec, inputs, exact, work, report)})
+        notes = (parity.note, _note_on_rounding(spec, inputs, exact, work, report))
+        parity = parity.model_copy(update={"note": " ".join(note for note in notes if note)})
     weighted = prepared.gemm_flops
     outputs_of = {node.name: node.outputs[0].name for node in prepared.graph.nodes if node.name in weighted}
     worst = find_worst_nodes(exact, candidates[0].path, outputs_of, dataset, inputs.batch.opt)
@@ -128,12 +135,13 @@ def _note_on_rounding(
 
 
 def _candidate(graph: gs.Graph, model: Path, work: Path) -> Candidate:
-    """A built graph to judge: its own file, or a twin of it where it uses bf16."""
-    if not uses_bfloat16(graph):
+    """A built graph to judge: its own file, or a twin that rounds as the graph does where ONNX Runtime would not."""
+    computed = as_computed(graph)
+    if computed is graph:
         return Candidate(CANDIDATE, BUILT_GRAPH, model)
     twin = work / "candidate.onnx"
-    save_for_onnxruntime(graph, twin)
-    return Candidate(CANDIDATE, EMULATED_GRAPH, twin)
+    save_model(computed, twin)
+    return Candidate(CANDIDATE, EMULATED_BF16 if uses_bfloat16(graph) else EMULATED_FP16, twin)
 
 
 @contextmanager
@@ -176,7 +184,10 @@ def compare(
         work: a folder for the reference's outputs.
         report: takes progress notes.
     """
-    scorer = Scorer(reference.model, plan_runs(dataset, batch.opt, batch.min), budget.metric, work, report)
+    runs = plan_runs(dataset, batch.opt, batch.min)
+    # A budget of 0 asks nothing of the outputs.
+    needs_values = budget.value > 0 and not budget.is_on_metric
+    scorer = Scorer(reference.model, runs, budget.metric, work, report, needs_values=needs_values)
     scores = {"fp32": scorer.exact, **{candidate.name: scorer.score(candidate) for candidate in candidates}}
     judged = scores[candidates[0].name]
     before = scores.get(BEFORE_QDQ)
@@ -193,6 +204,7 @@ def compare(
         batches=judged.batches,
         before_qdq=before.batches[0].outputs if before else {},
         metrics=_metrics(scores),
+        note=left_out_note(judged.batches[0].outputs),
     )
     return parity.model_copy(update={"passed": parity.meets(budget.value)})
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError, TrtForgeError
+from trtforge.export.mark import add_metadata
 from trtforge.graph.save import save_model
 from trtforge.hashing import sha256_of_file
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.manifest import LOG_NAME, MANIFEST_NAME, REPORT_NAME, FileInfo, Manifest, load_manifest
 from trtforge.staging import Staging, locked, make_parents, put_in_place, translate_write_errors
+from trtforge.traced_dims import KEY
 
 # Files that hold times and words, so that two equal builds differ in them.
 _FOR_READING = {MANIFEST_NAME, LOG_NAME, REPORT_NAME}
@@ -99,8 +101,13 @@ def commit(staging: Staging, inputs_sha256: str, force: bool, limits: Limits = D
     return other
 
 
-def write_model(graph: gs.Graph, path: Path) -> None:
+def write_model(graph: gs.Graph, path: Path, metadata: Iterable[tuple[str, str]] = ()) -> None:
     """Write an ONNX file, with its external data where it has some, in its place once it is whole.
+
+    Args:
+        graph: what to write.
+        path: the file.
+        metadata: of the file that the graph was read from; what it says of a trace holds for the new file as well.
 
     Raises:
         UnavailableError: the place cannot be written.
@@ -110,5 +117,8 @@ def write_model(graph: gs.Graph, path: Path) -> None:
         make_parents(path.parent, stack)
         work = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent))
         save_model(graph, Path(work) / path.name)
+        for key, value in metadata:
+            if key == KEY:
+                add_metadata(Path(work) / path.name, key, value)
         for file in sorted(Path(work).iterdir(), key=lambda file: file.name == path.name):
             file.replace(path.parent / file.name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+
+import onnx_graphsurgeon as gs
 
 from trtforge.graph.edit import copy_graph
 from trtforge.inputs import BuildInputs
@@ -16,7 +18,7 @@ from trtforge.quantization.equalize_graph import apply_equalization
 from trtforge.quantization.quantizer import Quantizer
 from trtforge.quantization.rounding import RoundedWeights
 from trtforge.spec import BuildSpec
-from trtforge.stages import FP32_NAME, Prepared, lower, save_for_onnxruntime
+from trtforge.stages import AS_ASKED, FP32_NAME, Prepared, Wider, lower, save_for_onnxruntime
 
 
 def meet_budget(
@@ -27,6 +29,7 @@ def meet_budget(
     parity: ParityInfo | None,
     work: Path,
     report: Callable[[str], None],
+    wider: Wider = AS_ASKED,
 ) -> Choice:
     """Find the nodes that stay float.
 
@@ -38,6 +41,7 @@ def meet_budget(
         parity: figures of INT8 alone on the held-out samples; None where they were not taken.
         work: a folder for graphs.
         report: takes progress notes.
+        wider: what stays wide whatever is found.
 
     Raises:
         InputError: there are no samples, or the metric fails.
@@ -46,14 +50,22 @@ def meet_budget(
     if not reference.exists():
         save_for_onnxruntime(prepared.graph, reference)
     base, quantized = copy_graph(prepared.graph), copy_graph(prepared.graph)
-    apply_equalization(base, quantizer.placement, quantizer.table)
+    apply_equalization(base, quantizer.placement, quantizer.table, wider.unquantized)
     # Corrections of biases belong to all of a layer's error and have no switch.
     plain = RoundedWeights(quantizer.rounded.weights, {}, ())
-    dataclasses.replace(quantizer, rounded=plain).quantize(quantized)
+    dataclasses.replace(quantizer, rounded=plain).quantize(quantized, wider.unquantized)
+
+    def lower_with(kept: Collection[str]) -> gs.Graph:
+        reasons = {**dict.fromkeys(kept, ""), **wider.unquantized}
+        lowered = lower(
+            prepared.graph, spec.precision, quantizer, kept=reasons, wide=wider.float32, overflow=wider.overflow
+        )
+        return lowered.graph
+
     task = Task(
         base=base,
         quantized=quantized,
-        lower=lambda kept: lower(prepared.graph, spec.precision, quantizer, kept=dict.fromkeys(kept, "")).graph,
+        lower=lower_with,
         reference=reference,
         gemm_flops=prepared.gemm_flops,
         attention_flops=prepared.attention_flops,

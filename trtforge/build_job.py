@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from trtforge import __version__, artifact, describe, reuse, stages, trail
 from trtforge.backends.base import Backend, BuildRequest
 from trtforge.backends.base import BuildResult as EngineResult
+from trtforge.draft_job import Draft, DraftJob, Found, Parts
 from trtforge.engine_options import EngineOptions
 from trtforge.errors import BuildError, InputError
 from trtforge.gpu import find_gpus
 from trtforge.graph.native import OnnxNative
-from trtforge.graph.save import save_model
 from trtforge.isolation import Child
-from trtforge.job import Job
 from trtforge.manifest import (
     ENGINE_NAME,
+    LOG_NAME,
     MANIFEST_NAME,
     MODEL_NAME,
     REPORT_NAME,
@@ -29,18 +28,14 @@ from trtforge.manifest import (
     FileInfo,
     Manifest,
     ModelInfo,
-    ParityInfo,
 )
 from trtforge.progress import Event
 from trtforge.remedies import Remedies, decomposed_attention, with_history
-from trtforge.stage_keys import engine_inputs, verification_inputs
+from trtforge.stage_keys import engine_inputs
 from trtforge.staging import Staging
 from trtforge.target import BackendName, Target
 
 if TYPE_CHECKING:
-    from trtforge.graph.lint import Finding
-    from trtforge.quantization.quantizer import Quantizer
-    from trtforge.quantization.weight_only_graph import StoredWeights
     from trtforge.trials import Trials
 
 
@@ -63,7 +58,7 @@ class BuildTools:
     pool: ThreadPoolExecutor
 
 
-class BuildJob(Job):
+class BuildJob(DraftJob):
     """A job that ends with an engine."""
 
     _trials: Trials | None = None
@@ -104,33 +99,31 @@ class BuildJob(Job):
         spec, staging = self.spec, tools.staging
         native = OnnxNative(tools.worker)
         prepared = self.prepare(native)
-        self._explain(trail.of_prepared(prepared))
+        self.explain(trail.of_prepared(prepared))
         stages.check_operators(prepared.graph)
         quantizer = self.quantizer(prepared, native, staging.work)
         placement, table = (None, None) if quantizer is None else (quantizer.placement, quantizer.table)
         stored = self.store_weights(prepared, staging.work)
         if table is not None:
             (staging.directory / TABLE_NAME).write_text(table.to_json())
-        remedies = Remedies(prepared.graph, spec.precision)
-        lowered, findings = self._lower(prepared, quantizer, stored, {}, staging, remedies)
-        parity, sensitivity = None, None
-        kept: Mapping[str, str] = {}
-        if quantizer is not None and spec.search and self.inputs.evaluation is not None:
-            # Before the engine is built, which takes the nodes that have to stay float.
-            parity = self._verify(prepared, lowered, staging)
-            if not parity.passed:
-                choice = self.meet_budget(prepared, quantizer, parity, staging.work)
-                sensitivity = choice.info
-                if choice.reasons:
-                    kept = choice.reasons
-                    lowered, findings = self._lower(prepared, quantizer, stored, kept, staging, remedies)
-                    parity = self._verify(prepared, lowered, staging)
-        while (built := self._try_engine(tools, prepared, lowered, remedies)) is None:
-            lowered, findings = self._lower(prepared, quantizer, stored, kept, staging, remedies)
-            parity = None  # that of a graph which is not built
-        engine, files = built
-        if parity is None:
-            parity = self._verify(prepared, lowered, staging)
+        parts = Parts(prepared, quantizer, stored, Remedies(prepared.graph, spec.precision), staging)
+        draft = self.lower(parts, Found())
+        if self.may_keep_wide(parts):
+            # Before the engine is built, which takes the nodes that have to stay wide.
+            prepared.infer_shapes(native)
+            draft = self.keep_wide(parts, draft)
+        engine, files, draft = self._build(tools, parts, draft)
+        if draft.parity is None:
+            verified = self.keep_wide(parts, draft)
+            if verified.lowered is not draft.lowered:
+                # The first worker has ended.
+                with tools.backend.start_worker(staging.directory / LOG_NAME) as worker:
+                    tools = dataclasses.replace(tools, worker=worker)
+                    engine, files, verified = self._build(tools, parts, verified)
+            draft = self.verify(parts, verified)
+        lowered, findings, parity = draft.lowered, draft.findings, draft.parity
+        assert parity is not None
+        remedies = parts.remedies
         precision = describe.describe_precision(spec, prepared, lowered, engine.plan)
         for text in describe.precision_warnings(precision, prepared, engine.plan, is_quantized=quantizer is not None):
             self.warn(text)
@@ -151,7 +144,7 @@ class BuildJob(Job):
             io=describe.describe_io(self.loaded),
             calibration=describe.describe_calibration(placement, table),
             parity=parity,
-            sensitivity=sensitivity,
+            sensitivity=draft.found.sensitivity,
             lint=describe.describe_findings(findings),
             remedies=(*remedies.applied, *decomposed_attention(lowered.graph, engine.plan)),
             warnings=tuple(self.warnings),
@@ -165,58 +158,17 @@ class BuildJob(Job):
         """Go on with what the model is, as every build of a list of models wants, and say so."""
         self.warn(f"{reason.what}; it is built in {self.spec.precision.base} as it is ({reason.why})")
 
-    def _lower(
-        self,
-        prepared: stages.Prepared,
-        quantizer: Quantizer | None,
-        stored: StoredWeights | None,
-        kept: Mapping[str, str],
-        staging: Staging,
-        remedies: Remedies,
-    ) -> tuple[stages.Lowered, tuple[Finding, ...]]:
-        """Write the graph that is built; `kept` says which nodes stay float, and why, besides those of the remedies."""
-        model = staging.directory / MODEL_NAME
+    def _build(self, tools: BuildTools, parts: Parts, draft: Draft) -> tuple[EngineResult, dict[str, FileInfo], Draft]:
+        """The engine, with the draft that the builder took: each refusal costs one of the remedies, which are limited.
 
-        def make() -> tuple[stages.Lowered, tuple[Finding, ...]]:
-            with self.watch.stage("lower"):
-                all_kept = {**kept, **remedies.kept}
-                lowered = stages.lower(prepared.graph, self.spec.precision, quantizer, stored, all_kept, remedies.wide)
-                findings = stages.check_lint(lowered.graph)
-                save_model(lowered.graph, model)
-            return lowered, findings
-
-        lowered, findings = self.stage(
-            "lower",
-            lambda: (
-                [self.keys[name] for name in ("prepared", "calibrate", "weights") if name in self.keys]
-                + [self.spec.precision.name, dict(kept), [entry.model_dump() for entry in remedies.applied]]
-            ),
-            reuse.LoweredCodec(model, self.spec.limits),
-            make,
-        )
-        self._explain(trail.of_lowered(prepared, lowered, findings))
-        return lowered, findings
-
-    def _verify(self, prepared: stages.Prepared, lowered: stages.Lowered, staging: Staging) -> ParityInfo:
-        from trtforge.acceptance import verify_build
-
-        model = staging.directory / MODEL_NAME
-
-        def make() -> ParityInfo:
-            with self.watch.stage("verify") as note:
-                return verify_build(self.spec, self.inputs, prepared, lowered, model, staging.work, note)
-
-        if self.inputs.evaluation is None:
-            return make()
-        return self.stage(
-            "verify",
-            lambda: [
-                self.keys["lower"],
-                verification_inputs(self.spec, self.inputs, prepared, self.loaded.sha256),
-            ],
-            reuse.JsonCodec(ParityInfo),
-            make,
-        )
+        Raises:
+            BuildError: no remedy is left.
+        """
+        while (built := self._try_engine(tools, parts.prepared, draft.lowered, parts.remedies)) is None:
+            # It was written from the graph before the remedy.
+            (parts.staging.work / stages.FP32_NAME).unlink(missing_ok=True)
+            draft = self.lower(parts, draft.found)
+        return (*built, draft)
 
     def _try_engine(
         self, tools: BuildTools, prepared: stages.Prepared, lowered: stages.Lowered, remedies: Remedies
@@ -230,7 +182,7 @@ class BuildJob(Job):
             return self._build_engine(tools, prepared)
         except BuildError as refusal:
             err = self._find_culprit(tools, lowered, refusal)
-            self._explain(trail.of_refusal(err))
+            self.explain(trail.of_refusal(err))
             done = remedies.take(err, lowered)
             if done is None:
                 raise with_history(err, remedies) from refusal
@@ -250,10 +202,6 @@ class BuildJob(Job):
             self._trials = Trials(tools.backend, tools.target, folder, tf32=spec.tf32, options=spec.engine_options)
         with self.watch.stage("diagnose") as note, self._trials as trials:
             return with_culprit(refusal, lowered.graph, self.inputs.profiles, trials, note)
-
-    def _explain(self, steps: Iterable[Event]) -> None:
-        for step in steps:
-            self.report(step)
 
     def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
         """The engine, and what the manifest says of the files beside it."""

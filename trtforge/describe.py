@@ -8,7 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trtforge import __version__
 from trtforge.backends.base import Backend, BuildResult
@@ -16,6 +16,7 @@ from trtforge.backends.plan import EnginePlan, node_precision
 from trtforge.fusion.packed_qkv import PATTERN
 from trtforge.graph.cost import GEMM_OPS, constant_weight
 from trtforge.graph.edit import all_nodes
+from trtforge.graph.intake.element_types import FLOAT32, FLOAT64
 from trtforge.graph.lint import Finding
 from trtforge.graph.load import LoadedModel
 from trtforge.graph.signature import input_specs, output_specs
@@ -40,6 +41,7 @@ from trtforge.source import source_kind
 from trtforge.spec import CALIBRATED, BuildSpec, precision_from_name
 from trtforge.stages import Lowered, Prepared
 from trtforge.target import Target
+from trtforge.tensor import TensorSpec
 from trtforge.user_code import source_sha256
 
 if TYPE_CHECKING:
@@ -186,10 +188,22 @@ def profiles_from_manifest(manifest: Manifest) -> ProfileSet:
 
 
 def describe_io(loaded: LoadedModel) -> tuple[IoInfo, ...]:
-    """Inputs, then outputs, of the engine: the source's."""
-    inputs = [IoInfo(mode="input", **dataclasses.asdict(spec)) for spec in input_specs(loaded.graph)]
-    outputs = [IoInfo(mode="output", **dataclasses.asdict(spec)) for spec in output_specs(loaded.graph)]
+    """Inputs, then outputs, of the engine: the source's, in the types that the engine has."""
+    inputs = [_describe_port("input", spec) for spec in input_specs(loaded.graph)]
+    outputs = [_describe_port("output", spec) for spec in output_specs(loaded.graph)]
     return (*inputs, *outputs)
+
+
+def _describe_port(mode: Literal["input", "output"], spec: TensorSpec) -> IoInfo:
+    # The builders' parser makes float32 of a float64 port and keeps or refuses every other type.
+    is_narrowed = spec.dtype == FLOAT64.name
+    return IoInfo(
+        name=spec.name,
+        mode=mode,
+        dtype=FLOAT32.name if is_narrowed else spec.dtype,
+        shape=spec.shape,
+        source_dtype=spec.dtype if is_narrowed else None,
+    )
 
 
 def describe_calibration(placement: Placement | None, table: CalibrationTable | None) -> CalibrationInfo | None:

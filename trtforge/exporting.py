@@ -19,7 +19,7 @@ from trtforge.spec import BuildSpec
 if TYPE_CHECKING:
     from trtforge.cache.store import Entry
     from trtforge.export.run import ExportRequest
-    from trtforge.export_info import ExportInfo
+    from trtforge.export_info import ExportInfo, ExportRun
 
 # Packages whose version changes what an export gives.
 _PACKAGES = ("torch", "onnxscript", "onnx-ir", "transformers", "safetensors")
@@ -116,12 +116,21 @@ def export_events(info: ExportInfo) -> Iterator[Event]:
         yield Event("export", text, "warning")
     for text in info.notes:
         yield Event("export", text, "notice")
+    first = info.runs[0] if info.runs else None
     for run in info.runs:
         if not run.passed:
-            shapes = ", ".join(f"{name} {list(shape)}" for name, shape in run.inputs.items())
             wrong = [name for name, output in run.outputs.items() if not output.passed]
-            text = f"the exported model differs from torch on {shapes}: {run.error or ', '.join(wrong)}"
+            text = f"the exported model differs from torch on {_shapes(run)}: {run.error or ', '.join(wrong)}"
+            if first is not None and first.passed and first.inputs != run.inputs:
+                text += (
+                    f" (it equals torch on {_shapes(first)}: its code does something else at some sizes, which a trace "
+                    "cannot keep)"
+                )
             yield Event("export", text, "warning")
+
+
+def _shapes(run: ExportRun) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in run.inputs.items())
 
 
 def _names_in_data(spec: BuildSpec) -> tuple[str, ...] | None:

@@ -8,12 +8,14 @@ verification and calibration does not see it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from trtforge.batch import Batch
 from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
+from trtforge.export_info import DimInfo
 from trtforge.hashing import fingerprint
 from trtforge.profile import Profile, ProfileSet
 from trtforge.profile_choice import DimSource, check_traced, describe_shapes, resolve_profiles
@@ -48,7 +50,8 @@ class BuildInputs:
         recipe: how to quantize.
         profiles: shape ranges of the engine.
         batch: sizes of the first axis, from the first profile.
-        calibration: samples to calibrate on; None when not quantizing or when a table is given.
+        calibration: samples to calibrate on, and to find what overflows float16; None where the build does neither, or
+            a table is given.
         table: the user's calibration table.
         evaluation: samples to verify on.
         calib_sha256: of the calibration data or table.
@@ -69,6 +72,7 @@ def gather_inputs(
     model_sha256: str,
     warn: Callable[[str], None],
     dims: DimSource | None = None,
+    traced: Mapping[str, DimInfo] = MappingProxyType({}),
 ) -> BuildInputs:
     """Read and check recipe, data, table and profiles of a build.
 
@@ -78,6 +82,7 @@ def gather_inputs(
         model_sha256: a table made from another model is refused.
         warn: takes what the user should know, such as samples shared by both data sets.
         dims: examines the graph where no profile file gives the ranges; None takes what the model's inputs state.
+        traced: of an exported model, the sizes that it was traced for, by the name of a dim.
 
     Raises:
         InputError: something is missing or does not fit; says exactly what to give.
@@ -103,8 +108,7 @@ def gather_inputs(
         raise _missing_calibration(spec, specs)
     evaluation = open_dataset(spec.eval, specs, spec.limits) if spec.eval and spec.verify != "off" else None
     profiles = resolve_profiles(spec.profile, spec.source, specs, data or evaluation, spec.limits, dims)
-    if spec.exported is not None:
-        check_traced(profiles, specs, spec.exported.info.dims)
+    check_traced(profiles, specs, traced)
     if profiles.source == "graph":
         warn(f"the graph leaves no choice of input shapes: {describe_shapes(profiles.first)}")
     batch = batch_range(profiles.first, data or evaluation)
@@ -115,7 +119,7 @@ def gather_inputs(
         recipe=recipe,
         profiles=profiles,
         batch=batch,
-        calibration=calibration if spec.precision.quantization else None,
+        calibration=calibration if spec.precision.quantization or spec.precision.base == "fp16" else None,
         table=table if spec.precision.is_calibrated else None,
         evaluation=evaluation,
         calib_sha256=data.sha256 if data else (fingerprint(table.to_json()) if table else None),

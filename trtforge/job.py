@@ -24,6 +24,7 @@ from trtforge.profile import DimReport
 from trtforge.progress import Event, Reporter, Stopwatch
 from trtforge.spec import FLOAT_DTYPES, BuildSpec
 from trtforge.stage_keys import calibration_inputs, graph_sha256, search_inputs, stage_key
+from trtforge.traced_dims import TracedDims, read_traced_dims
 
 if TYPE_CHECKING:
     from trtforge.mixed.choose import Choice
@@ -64,6 +65,7 @@ class Job:
         self.loaded: LoadedModel
         self.inputs: BuildInputs
         self._dims: dict[bool, DimReport] = {}
+        self._traced = TracedDims()
 
     def warn(self, text: str) -> None:
         """Tell the user, and remember it for the manifest."""
@@ -102,19 +104,23 @@ class Job:
             self.loaded = stages.load_source(spec.model_file, spec.limits)
             specs = input_specs(self.loaded.graph)
             dims_of = functools.partial(self._examine_dims, native, lambda: self.loaded.graph)
-            self.inputs = gather_inputs(spec, specs, self.loaded.sha256, self.warn, dims_of)
+            self._traced = read_traced_dims(self.loaded.metadata, specs, spec.limits)
+            for text in self._traced.notes:
+                self.warn(text)
+            self.inputs = gather_inputs(spec, specs, self.loaded.sha256, self.warn, dims_of, self._traced.dims)
 
     def _examine_dims(self, native: OnnxNative, read: Callable[[], gs.Graph], find_limits: bool) -> DimReport:
         """What the source's graph, which `read` gives, says of its dims; what is known already is not found again."""
         known = self._dims.get(True) or self._dims.get(find_limits)
         if known is not None:
             return known
-        self._dims[find_limits] = self.stage(
+        report = self.stage(
             "dims",
             lambda: [self.loaded.sha256, find_limits],
             reuse.JsonCodec(DimReport),
             lambda: report_dims(read(), find_limits=find_limits, native=native),
         )
+        self._dims[find_limits] = self._traced.narrow(report)
         return self._dims[find_limits]
 
     def _check_shapes(self, prepared: stages.Prepared, native: OnnxNative) -> None:
@@ -307,9 +313,17 @@ class Job:
         )
 
     def meet_budget(
-        self, prepared: stages.Prepared, quantizer: Quantizer, parity: ParityInfo | None, work: Path
+        self,
+        prepared: stages.Prepared,
+        quantizer: Quantizer,
+        parity: ParityInfo | None,
+        work: Path,
+        wider: stages.Wider = stages.AS_ASKED,
     ) -> Choice:
-        """The nodes that stay float so that the budget is met; `parity` holds what quantizing all gave, where known."""
+        """The nodes that stay float so that the budget is met, besides those that `wider` names.
+
+        `parity` holds what quantizing all gave, where known.
+        """
         from trtforge.budget import meet_budget
         from trtforge.mixed.choose import Choice
 
@@ -321,11 +335,15 @@ class Job:
                         f"{name} alone misses the budget of {parity.budget:g}: looking for nodes to keep float",
                         level="notice",
                     )
-                return meet_budget(self.spec, self.inputs, prepared, quantizer, parity, work, note)
+                return meet_budget(self.spec, self.inputs, prepared, quantizer, parity, work, note, wider)
 
         choice = self.stage(
             "search",
-            lambda: [self.keys["calibrate"], search_inputs(self.spec, self.inputs, prepared, parity)],
+            lambda: [
+                self.keys["calibrate"],
+                self.keys.get("lower"),  # of a build: what a remedy or an overflow changed
+                search_inputs(self.spec, self.inputs, prepared, parity),
+            ],
             reuse.JsonCodec(Choice),
             make,
         )

@@ -83,11 +83,12 @@ def lint_model(
     """
     if output is not None:
         check_free(output, force)
-    graph, _ = normalise(load_source(source, limits).graph, LINT_OPSET, operators="keep")
+    loaded = load_source(source, limits)
+    graph, _ = normalise(loaded.graph, LINT_OPSET, operators="keep")
     findings = tuple(lint(graph, TARGET_OPSET))
     if output is None:
         return LintResult(source, findings, (), findings, None)
     fixed = tuple(fix(graph))
     remaining = tuple(lint(graph, TARGET_OPSET))
-    write_model(graph, output)
+    write_model(graph, output, loaded.metadata)
     return LintResult(source, findings, fixed, remaining, output)

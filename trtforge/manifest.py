@@ -190,12 +190,18 @@ class ProfileInfo(FileModel):
 
 
 class IoInfo(FileModel):
-    """An input or output of the engine."""
+    """An input or output of the engine.
+
+    Attributes:
+        dtype: what the engine takes or gives.
+        source_dtype: the type that the source, and the graph in `model.onnx`, has instead; None where it is the same.
+    """
 
     name: str
     mode: Literal["input", "output"]
     dtype: str
     shape: tuple[int | str | None, ...] | None
+    source_dtype: str | None = None
 
 
 class CalibrationInfo(FileModel):
@@ -228,7 +234,8 @@ class ParityInfo(FileModel):
 
     Attributes:
         reference: what the outputs were compared with.
-        candidate: what was run: "the built graph in ONNX Runtime" or "the engine on a GPU".
+        candidate: what was run: "the built graph in ONNX Runtime", followed by ", fp16 emulated" or ", bf16 emulated" where
+            every result was rounded to that type by a Cast, or "the engine on a GPU".
         verified: False when nothing was compared.
         passed: every output met the budget at every batch size; None when not verified.
         budget: the mean cosine to reach.
@@ -239,7 +246,7 @@ class ParityInfo(FileModel):
         before_qdq: figures of the same graph without Q/DQ, so that each step's loss shows.
         metrics: top1 and the user's metric: name -> {"fp32", "before_qdq", "candidate"} -> value.
         worst_nodes: filled when the budget was missed, worst first.
-        note: why nothing was compared, or what explains a missed budget.
+        note: why nothing was compared, what the comparison leaves out, or what explains a missed budget.
         figure: the metric's figure that the budget is on; None is the mean cosine of every output.
     """
 

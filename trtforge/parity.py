@@ -7,8 +7,8 @@ Of an output with one element per sample (a probability) that cosine knows the s
 where that is more: unit vectors at a distance d have the cosine 1 - d^2 / 2. The mean is of the squared errors.
 Positions where `attention_mask` is 0 are left out of outputs shaped [batch, sequence, ...]. Integer and bool outputs
 use the share of equal elements in the place of the cosine. Positions where the reference itself is not finite are
-left out. A sample of which that leaves nothing counts for nothing; where none is left, the cosine is 0: nothing was
-proven.
+left out, whatever the candidate has there. A sample of which that leaves nothing counts for nothing; where none is
+left, the cosine is 0: nothing was proven.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
+import pydantic
 
 from trtforge.textfile import FileModel
 
@@ -35,6 +37,8 @@ class OutputParity(FileModel):
         sqnr_db: signal to quantization-noise ratio in dB; None when the outputs are equal or not floating point.
         max_abs_error: largest absolute difference.
         nan: the candidate has NaN or Inf where the reference has none.
+        left_out: samples of which the reference has nothing but NaN and Inf.
+        nan_reference: samples of which the reference has NaN, these included.
     """
 
     cosine: float
@@ -42,6 +46,8 @@ class OutputParity(FileModel):
     sqnr_db: float | None
     max_abs_error: float
     nan: bool
+    left_out: Annotated[int, pydantic.Field(ge=0)] = 0
+    nan_reference: Annotated[int, pydantic.Field(ge=0)] = 0
 
 
 class _SingleValues:
@@ -90,6 +96,8 @@ class _OutputState:
         self.noise = 0.0
         self.max_abs_error = 0.0
         self.nan = False
+        self.left_out = 0
+        self.nan_reference = 0
         self.singles: _SingleValues | None = _SingleValues()
 
     def add_sample(self, reference: np.ndarray, candidate: np.ndarray) -> None:
@@ -106,8 +114,10 @@ class _OutputState:
         c = candidate.astype(np.float64)
         valid = np.isfinite(r)
         if not valid.all():
+            self.nan_reference += bool(np.isnan(r).any())
             r, c = r[valid], c[valid]
             if not r.size:
+                self.left_out += 1
                 return
         finite = np.isfinite(c)
         if not finite.all():
@@ -136,6 +146,8 @@ class _OutputState:
             sqnr_db=10.0 * math.log10(self.signal / self.noise) if is_known else None,
             max_abs_error=min(self.max_abs_error, sys.float_info.max),
             nan=self.nan,
+            left_out=self.left_out,
+            nan_reference=self.nan_reference,
         )
 
 
@@ -187,6 +199,10 @@ class ParityAccumulator:
         """Figures of every output seen."""
         return {name: state.result() for name, state in self._states.items()}
 
+    def unproven(self) -> tuple[str, ...]:
+        """The outputs of which the reference has nothing but NaN and Inf in every sample."""
+        return tuple(name for name, state in self._states.items() if state.left_out and not state.samples)
+
 
 def misses_budget(output: OutputParity, budget: float) -> bool:
     """Whether an output alone fails: it is not finite, or its mean cosine is below the budget."""
@@ -196,6 +212,22 @@ def misses_budget(output: OutputParity, budget: float) -> bool:
 def meets_budget(outputs: Mapping[str, OutputParity], budget: float) -> bool:
     """Whether every output is finite and its mean cosine reaches the budget; False when nothing was compared."""
     return bool(outputs) and not any(misses_budget(output, budget) for output in outputs.values())
+
+
+def left_out_note(outputs: Mapping[str, OutputParity]) -> str | None:
+    """What the comparison leaves out because the reference itself is not finite; None where that is nothing."""
+    parts = []
+    for name, output in outputs.items():
+        if output.nan_reference:
+            parts.append(f"NaN in {_samples(output.nan_reference)} of output '{name}'")
+        if output.left_out and not output.nan_reference:
+            parts.append(f"nothing but Inf in {_samples(output.left_out)} of output '{name}'")
+    found = "; ".join(parts[:4]) + (f"; and {len(parts) - 4} more" if len(parts) > 4 else "")
+    return f"The source model itself gives {found}; its NaN and Inf are left out of the comparison." if parts else None
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample" if count == 1 else f"{count} samples"
 
 
 def top1(scores: np.ndarray, labels: np.ndarray) -> float:

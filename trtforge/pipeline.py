@@ -246,7 +246,7 @@ def _quantize(spec: BuildSpec, output: Path, report: Reporter) -> QuantizeResult
         with job.watch.stage("lower"):
             lowered = stages.lower(prepared.graph, job.spec.precision, quantizer, stored, kept)
             findings = stages.check_lint(lowered.graph)
-            write_model(lowered.graph, output)
+            write_model(lowered.graph, output, job.loaded.metadata)
     assert lowered.qdq is not None
     table = None if quantizer is None else quantizer.table
     return QuantizeResult(output, table, lowered.qdq, findings, None if choice is None else choice.info)

@@ -16,6 +16,7 @@ from trtforge.recipe import shipped_files
 from trtforge.source import source_name
 from trtforge.tensor import TensorSpec
 from trtforge.textfile import kind_of
+from trtforge.traced_dims import KEY
 
 # Batch at which calibration runs: large enough for speed, small enough that tapped activations stay in memory.
 CALIBRATION_BATCH = 8
@@ -71,7 +72,8 @@ def check_traced(profiles: ProfileSet, specs: Sequence[TensorSpec], dims: Mappin
                         f"profile '{profile.name}' gives dim '{dim}' {low} to {high}",
                         f"the model was traced for {traced.limits}: beyond, its code does something else",
                         f"keep '{dim}' within that range (with data: leave out samples of other sizes, or give a "
-                        "profile file), or change the model's code",
+                        "profile file), or change the model's code and export it again (the range is in the ONNX "
+                        f"file's metadata {KEY!r})",
                     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import onnx_graphsurgeon as gs
 from trtforge.buckets import Bucketing, bucket_profiles, choose_buckets, fit_work, length_dim, with_dims
 from trtforge.data import Dataset, open_dataset
 from trtforge.errors import InputError
-from trtforge.export_info import DimInfo
 from trtforge.graph.cost import attention_flops, gemm_flops
 from trtforge.graph.dims.report import dims_of_normalised
 from trtforge.graph.native import OnnxNative
@@ -29,6 +28,7 @@ from trtforge.profile_sources import static_profiles
 from trtforge.profile_text import dim_names, profile_template, profiles_to_yaml
 from trtforge.shape_check import Source, check_profiles, note_missing_values
 from trtforge.stages import load_source
+from trtforge.traced_dims import TracedDims, read_traced_dims
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ def describe_profile(
     *,
     buckets: int | None = None,
     prefill_decode: bool = False,
-    traced: Mapping[str, DimInfo] | None = None,
 ) -> ProfileDescription:
     """The profiles that a build of this model would use, checked; open dims give a template instead of an error.
 
@@ -75,7 +74,6 @@ def describe_profile(
         limits: bounds on untrusted input.
         buckets: how many length buckets to make.
         prefill_decode: make the two profiles of a decoder with a cache.
-        traced: of an exported model, the sizes that it was traced for, by the name of a dim.
 
     Raises:
         InputError: a model, file or data that cannot be used, or shapes that the model cannot take.
@@ -84,13 +82,14 @@ def describe_profile(
         raise InputError("--buckets and --prefill-decode exclude each other", "each makes the profiles", "give one")
     if buckets is not None and data is None:
         raise InputError("--buckets needs data", "it counts the lengths of the samples", "give them with --data")
-    graph = load_source(path, limits).graph
-    specs = input_specs(graph)
+    loaded = load_source(path, limits)
+    graph, specs = loaded.graph, input_specs(loaded.graph)
+    traced = read_traced_dims(loaded.metadata, specs, limits)
     dataset = open_dataset(data, specs, limits) if data else None
     with OnnxNative() as native:
         graph, _ = normalise(graph, native=native)
-        report = dims_of_normalised(graph, native)
-        return _Profiling(path, profile, dataset, limits, graph, report, native, traced or {}).describe(
+        report = traced.narrow(dims_of_normalised(graph, native))
+        return _Profiling(path, profile, dataset, limits, graph, report, native, traced).describe(
             buckets, prefill_decode
         )
 
@@ -107,7 +106,7 @@ class _Profiling:
         graph: gs.Graph,
         report: DimReport,
         native: OnnxNative,
-        traced: Mapping[str, DimInfo],
+        traced: TracedDims,
     ) -> None:
         self._path = path
         self._traced = traced
@@ -118,7 +117,7 @@ class _Profiling:
         self._specs = input_specs(graph)
         self._report = report
         self._native = native
-        self._notes = [report.note] if report.note else []
+        self._notes = [*([report.note] if report.note else []), *traced.notes]
 
     def describe(self, buckets: int | None, prefill_decode: bool) -> ProfileDescription:
         """See `describe_profile`."""
@@ -130,7 +129,7 @@ class _Profiling:
             profiles, bucketing = self._bucket(profiles, buckets)
         if prefill_decode:
             profiles = phase_profiles(profiles, self._specs, self._report)
-        check_traced(profiles, self._specs, self._traced)
+        check_traced(profiles, self._traced.specs, self._traced.dims)
         note_missing_values(profiles, self._report, self._notes.append)
         source = Source(self._path, self._specs, self._data)
         check_profiles(source, self._graph, profiles, self._native, self._notes.append, lambda _: self._report)

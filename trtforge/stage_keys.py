@@ -30,6 +30,7 @@ from trtforge.stages import Prepared
 
 if TYPE_CHECKING:
     from trtforge.backends.base import Backend, BuildRequest
+    from trtforge.quantization.calibrate import Pass
     from trtforge.quantization.sites import Placement
 
 _PROCESSOR = ("model name", "flags", "Features", "CPU part")
@@ -68,6 +69,11 @@ def calibration_inputs(
         "batch": inputs.batch.clamp(CALIBRATION_BATCH),
         "decides weights": decides_weights,
     }
+
+
+def overflow_inputs(work: Pass) -> dict[str, Any]:
+    """What the tensors beyond float16's range depend on, besides the graph."""
+    return {"tensors": list(work.channel_axes), "data": _samples(work.dataset), "batch": work.batch_size}
 
 
 def verification_inputs(spec: BuildSpec, inputs: BuildInputs, prepared: Prepared, model_sha256: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from trtforge.quantization.cast import CastReport
     from trtforge.quantization.checkpoint import Checkpoint
     from trtforge.quantization.observation import Observation
+    from trtforge.quantization.overflow import Overflow
     from trtforge.quantization.placement import Placement
     from trtforge.quantization.qdq import QdqReport
     from trtforge.quantization.quantizer import Quantizer
@@ -86,6 +87,24 @@ class Prepared:
     def attention_flops(self) -> dict[str, int]:
         """FLOPs of every product of two activations."""
         return attention_flops(self.graph, self.shapes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wider:
+    """What stays wider than the precision asked for, whatever a search for nodes to keep float finds.
+
+    Attributes:
+        unquantized: nodes that the quantizer leaves float, and why.
+        float32: nodes that stay float32 in an fp16 or bf16 graph, and why.
+        overflow: tensors that are too large for float16; None where nothing looked for them.
+    """
+
+    unquantized: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    float32: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    overflow: Overflow | None = None
+
+
+AS_ASKED = Wider()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -262,6 +281,7 @@ def lower(
     stored: StoredWeights | None = None,
     kept: Mapping[str, str] | None = None,
     wide: Mapping[str, str] | None = None,
+    overflow: Overflow | None = None,
 ) -> Lowered:
     """A copy of the graph in the precision asked for: Q/DQ first, then casts.
 
@@ -272,6 +292,7 @@ def lower(
         stored: the weights of a weight-only build.
         kept: nodes that the quantizer leaves float, and why.
         wide: nodes that stay float32 in an fp16 or bf16 graph, and why.
+        overflow: tensors whose nodes stay float32 in an fp16 graph, besides those that calibration saw.
 
     Raises:
         InputError: the graph's opset is too low for the format.
@@ -294,7 +315,8 @@ def lower(
 
         raise_small_scales(graph, np.dtype(dtype))
         move_channel_scales(graph, np.dtype(dtype))
-        cast = cast_graph(graph, dtype, observed, wide)
+        beyond = {} if overflow is None or dtype != "float16" else overflow.kept_nodes(graph)
+        cast = cast_graph(graph, dtype, observed, {**beyond, **(wide or {})})
     return Lowered(graph, qdq, cast)
 
 
@@ -351,7 +373,7 @@ def save_for_onnxruntime(graph: gs.Graph, path: Path) -> bool:
     Returns:
         True where bf16 is emulated.
     """
-    from trtforge.quantization.bfloat16 import emulate_bfloat16, uses_bfloat16
+    from trtforge.quantization.emulation import emulate_bfloat16, uses_bfloat16
 
     is_emulated = uses_bfloat16(graph)
     save_model(emulate_bfloat16(graph) if is_emulated else graph, path)

@@ -56,10 +56,17 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scores:
-    """Figures of one candidate: per run, and metric values by metric name."""
+    """Figures of one candidate.
+
+    Attributes:
+        batches: per run.
+        metrics: values by metric name.
+        unproven: outputs of which the reference gives nothing but NaN and Inf in the first run.
+    """
 
     batches: tuple[BatchParity, ...]
     metrics: dict[str, float]
+    unproven: tuple[str, ...] = ()
 
 
 def plan_runs(dataset: Dataset, opt_batch: int, min_batch: int) -> list[Run]:
@@ -88,6 +95,8 @@ class Scorer:
             them; all three arguments are dictionaries of arrays over all samples.
         work: a folder for the reference's outputs.
         report: takes progress notes.
+        needs_values: refuse data on which the reference gives nothing but NaN and Inf in an output; None refuses it
+            where no metric judges.
 
     Attributes:
         exact: the metrics of the reference itself.
@@ -101,6 +110,8 @@ class Scorer:
         metric: str | None,
         work: Path,
         report: Callable[[str], None],
+        *,
+        needs_values: bool | None = None,
     ) -> None:
         self._model = model
         self._runs = runs
@@ -115,15 +126,21 @@ class Scorer:
                     self._meter.add(batch, outputs)
         self.exact = Scores((), self._meter.result(self._meter))
         self.figure = self._meter.figure
+        self._needs_values = not self.exact.metrics if needs_values is None else needs_values
 
     def score(self, candidate: Candidate) -> Scores:
         """Figures of one candidate, a graph with the reference's inputs and outputs.
 
         Raises:
-            InputError: ONNX Runtime cannot run it, outputs differ in shape, or the metric fails.
+            InputError: ONNX Runtime cannot run it, outputs differ in shape, the metric fails, or the reference itself
+                gives nothing to compare with.
         """
         self._model.load(candidate.path, as_written=True)
-        return _score_one(self._model, candidate, self._runs, self._spools, self._meter, self._report)
+        scores = _score_one(self._model, candidate, self._runs, self._spools, self._meter, self._report)
+        if self._needs_values:
+            for name in scores.unproven:
+                raise _nothing_finite(name, scores.batches[0], self._runs[0].dataset)
+        return scores
 
 
 def find_worst_nodes(
@@ -169,6 +186,7 @@ def _score_one(
     """Figures of one candidate, which is loaded, against the spooled outputs of the reference."""
     meter = _Meter(exact.function)
     batches = []
+    unproven: tuple[str, ...] = ()
     for run, spool in zip(runs, spools, strict=True):
         accumulator = ParityAccumulator()
         samples = 0
@@ -186,8 +204,25 @@ def _score_one(
             samples += len(batch)
             if run is runs[0]:
                 meter.add(batch, actual)
-        batches.append(BatchParity(batch=run.batch, samples=samples, outputs=accumulator.result()))
-    return Scores(tuple(batches), meter.result(exact))
+        outputs = accumulator.result()
+        if run is runs[0]:
+            unproven = accumulator.unproven()
+        else:
+            # The few samples of a further run may be those that the reference gives nothing for.
+            outputs = {name: output for name, output in outputs.items() if name not in accumulator.unproven()}
+        if outputs:
+            batches.append(BatchParity(batch=run.batch, samples=samples, outputs=outputs))
+    return Scores(tuple(batches), meter.result(exact), unproven)
+
+
+def _nothing_finite(name: str, run: BatchParity, dataset: Dataset) -> InputError:
+    value = "NaN" if run.outputs[name].nan_reference else "Inf"
+    return InputError(
+        f"the source model itself gives {value} in output '{name}' on all {run.samples} samples that verify the build",
+        f"it was run in fp32 in ONNX Runtime on {dataset.source}, and without one finite value there is nothing to "
+        "compare with",
+        "give other samples with --eval: such inputs may be out of the model's range, or not prepared as it expects",
+    )
 
 
 def _with_lost_axes(expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -42,6 +42,18 @@ class Branching(nn.Module):
         return x + 1
 
 
+class Parity(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[1] % 2 == 0 else x + 1
+
+
+class EvenOnly(Parity):
+    def forward(self, x):
+        if x.shape[0] % 2:
+            raise ValueError("an even batch is needed")
+        return super().forward(x)
+
+
 def mlp():
     return Mlp(), (torch.randn(1, 4),)
 
@@ -57,6 +69,19 @@ def different():
 def branching():
     names = {"x": {0: "batch", 1: "seq"}}
     return SimpleNamespace(module=Branching(), example_inputs=(torch.randn(2, 6, 4),), dynamic_shapes=names)
+
+
+def parity(module=Parity, length=8):
+    names = {"x": {0: "batch", 1: "seq"}}
+    return SimpleNamespace(module=module(), example_inputs=(torch.randn(2, length, 4),), dynamic_shapes=names)
+
+
+def odd_parity():
+    return parity(length=7)
+
+
+def even_only():
+    return parity(EvenOnly)
 """
 
 

@@ -16,6 +16,7 @@ from trtforge.cli.app import run
 from trtforge.errors import InputError
 from trtforge.export.mark import KEY
 from trtforge.export.run import choose_opset
+from trtforge.export.worker import size_beside
 from trtforge.exporting import export_request, exported
 from trtforge.manifest import load_manifest
 from trtforge.spec import BuildSpec, precision_from_name
@@ -178,7 +179,7 @@ def test_a_function_becomes_an_engine_in_one_command(here: Path, capsys: pytest.
     assert manifest.export is not None
     assert manifest.export.passed
     assert (manifest.export.kind, manifest.export.architecture, manifest.export.opset) == ("function", "Mlp", 23)
-    assert [run.inputs["x"] for run in manifest.export.runs] == [(2, 4), (1, 4)]
+    assert [run.inputs["x"] for run in manifest.export.runs] == [(2, 4), (1, 4), (3, 4)]
     assert "export" in manifest.timings_s
     assert manifest.environment["source"] == "export_models:mlp"
     assert run(["verify", "build/mlp-fp16"]) == 2
@@ -193,7 +194,7 @@ def test_a_model_that_differs_from_torch_is_kept_marked_and_exits_1(
     assert run(["export", "export_models:different", "-o", "m.onnx", "--json"]) == 1
     captured = capsys.readouterr()
     info: dict[str, Any] = json.loads(captured.out)
-    assert (info["model"], info["passed"], [run["error"] for run in info["runs"]]) == ("m.onnx", False, [None, None])
+    assert (info["model"], info["passed"], [run["error"] for run in info["runs"]]) == ("m.onnx", False, [None] * 3)
     assert "warning: the exported model differs from torch on x [2, 4]: output" in captured.err
     assert [entry.key for entry in onnx.load("m.onnx").metadata_props] == [KEY]
 
@@ -212,6 +213,78 @@ def test_sizes_that_the_code_treats_otherwise_are_not_those_of_the_traced_model(
     assert run(["build", "export_models:branching", "--fp32", "--profile", "p.yaml", "-o", "out"]) == 2
     assert "why: the model was traced for 1 to 3: beyond" in capsys.readouterr().err
     assert not (here / "out").exists()
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("function", "at"), [("parity", [3, 9, 4]), ("odd_parity", [3, 8, 4]), ("even_only", [2, 9, 4])]
+)
+def test_a_branch_on_the_parity_of_a_size_is_found(
+    here: Path, capsys: pytest.CaptureFixture[str], function: str, at: list[int]
+) -> None:
+    assert run(["export", f"export_models:{function}", "-o", "m.onnx", "--json"]) == 1
+    captured = capsys.readouterr()
+    runs = json.loads(captured.out)["runs"]
+    assert [entry["inputs"]["x"] for entry in runs if not entry["outputs"]["output"]["passed"]] == [at]
+    assert (
+        f"warning: the exported model differs from torch on x {at}: output (it equals torch on x [2, " in captured.err
+    )
+    assert "its code does something else at some sizes" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("size", "low", "high", "beside"), [(8, 2, None, 9), (8, 2, 9, 9), (8, 2, 8, 7), (8, 8, 8, None), (2, 2, 2, None)]
+)
+def test_the_size_beside_another_keeps_to_bounds(size: int, low: int, high: int | None, beside: int | None) -> None:
+    assert size_beside(size, low, high) == beside
+
+
+@needs_torch
+def test_sizes_outside_the_profile_are_not_compared(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "p.yaml").write_text("dims: {batch: {min: 1, opt: 2, max: 2}, seq: 8}\ninputs: {x: [batch, seq, 4]}\n")
+    assert run(["export", "export_models:parity", "--profile", "p.yaml", "-o", "m.onnx", "--json"]) == 0
+    shapes = [entry["inputs"]["x"] for entry in json.loads(capsys.readouterr().out)["runs"]]
+    assert shapes == [[2, 8, 4], [1, 8, 4]]
+
+
+@needs_torch
+def test_an_exported_file_remembers_the_sizes_that_it_was_traced_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "p.yaml").write_text(
+        "dims: {batch: {min: 1, opt: 2, max: 8}, seq: {min: 2, opt: 6, max: 8}}\ninputs: {x: [batch, seq, 4]}\n"
+    )
+    assert run(["export", "export_models:branching", "-o", "m.onnx"]) == 0
+    (entry,) = onnx.load(here / "m.onnx").metadata_props
+    assert (entry.key, json.loads(entry.value)) == (
+        "trtforge.dims",
+        {"version": 1, "dims": {"batch": {"min": 1, "max": 3}, "seq": {"min": 2, "max": None}}},
+    )
+    capsys.readouterr()
+    assert run(["profile", "m.onnx"]) == 0
+    template = capsys.readouterr().out
+    assert "batch: {min: 1, opt: ?, max: 3}  # from 1 to 3: the model was traced for these sizes" in template
+    assert "seq: {min: 2, opt: ?, max: ?}" in template
+    for command in (["profile", "m.onnx"], ["build", "m.onnx", "--fp32", "-o", "out"]):
+        assert run([*command, "--profile", "p.yaml"]) == 2
+        assert "why: the model was traced for 1 to 3: beyond" in capsys.readouterr().err
+    assert not (here / "out").exists()
+
+
+@needs_torch
+def test_the_constraints_of_a_program_go_into_the_file(here: Path) -> None:
+    torch = pytest.importorskip("torch")
+    dims = ({0: torch.export.Dim("rows", min=4, max=512)},)
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(8, 4),), dynamic_shapes=dims), here / "m.pt2")
+    assert run(["export", "m.pt2", "-o", "m.onnx"]) == 0
+    (entry,) = onnx.load(here / "m.onnx").metadata_props
+    assert json.loads(entry.value)["dims"] == {"batch": {"min": 4, "max": 512}}
+
+
+@needs_torch
+def test_a_file_without_bounds_gets_no_entry(here: Path) -> None:
+    assert run(["export", "export_models:mlp", "-o", "m.onnx"]) == 0
+    assert not onnx.load(here / "m.onnx").metadata_props
 
 
 @needs_torch

@@ -13,8 +13,8 @@ from trtforge.errors import InputError
 from trtforge.graph.edit import copy_graph
 from trtforge.graph.save import save_model
 from trtforge.manifest import WeightStorage
-from trtforge.quantization.bfloat16 import emulate_bfloat16
 from trtforge.quantization.cast import cast_graph
+from trtforge.quantization.emulation import emulate_bfloat16
 from trtforge.quantization.formats import INT4, INT8
 from trtforge.quantization.op_types import BFLOAT16
 from trtforge.quantization.weight_only import plan_weight_only

@@ -56,7 +56,6 @@ def command(
             limits,
             buckets=buckets,
             prefill_decode=prefill_decode,
-            traced=None if ready.exported is None else ready.exported.info.dims,
         )
     if output is not None:
         write_text(output, found.yaml, force)

@@ -54,4 +54,6 @@ def command(
         for name, values in parity.metrics.items():
             sys.stdout.write(f"  {plain(name)}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items()) + "\n")
         sys.stdout.write(f"  budget {parity.budget}, {parity.samples} samples\n")
+        if parity.note:
+            sys.stdout.write(f"  {plain(parity.note)}\n")
     return 0 if parity.passed else 1

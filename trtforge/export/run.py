@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trtforge.errors import InputError
 from trtforge.export.folder import check_folder
+from trtforge.export.mark import add_metadata
 from trtforge.export.program import check_program
 from trtforge.export_info import ExportInfo, ExportRun
 from trtforge.hashing import sha256_of_file
@@ -22,6 +23,7 @@ from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.progress import Note
 from trtforge.source import source_kind
 from trtforge.spec import Precision
+from trtforge.traced_dims import KEY, text_from_dims
 
 if TYPE_CHECKING:
     from trtforge.reference import ReferenceModel
@@ -130,7 +132,7 @@ def export_model(request: ExportRequest, checked: CheckedSource, output: Path, n
         for name, run in zip(answer["ones"], ones, strict=True):
             # torch traces with a size of 2 at least; code that asks for 1 took its other way.
             answer["dims"][name]["min"] = answer["dims"][name]["min"] if run.passed else 2
-    return ExportInfo.model_validate(
+    info = ExportInfo.model_validate(
         {
             "kind": checked.meta["kind"],
             "architecture": answer["architecture"],
@@ -144,6 +146,10 @@ def export_model(request: ExportRequest, checked: CheckedSource, output: Path, n
             "runs": runs,
         }
     )
+    bounds = text_from_dims(info.dims)
+    if bounds is not None:
+        add_metadata(output, KEY, bounds)
+    return info
 
 
 def check_source(request: ExportRequest) -> CheckedSource:

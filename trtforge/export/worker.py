@@ -40,6 +40,7 @@ def _handle_export(meta: Meta, _: Arrays, report: Progress) -> tuple[Meta, Array
     dims = dim_ranges(_model, program)
     write_onnx(_model, program, Path(meta["output"]), meta["opset"])
     _choose_runs(dims)
+    _choose_parities(dims, meta["ranges"])
     _choose_ones(dims)
     return {
         "architecture": _model.architecture,
@@ -84,12 +85,43 @@ def _choose_runs(dims: Mapping[str, Any]) -> None:
         bounded = all(
             (name not in dims or dims[name].max is None or size <= dims[name].max) for name, size in wanted.items()
         )
-        if bounded and wanted != _model.sizes:
-            with contextlib.suppress(Exception):
-                _model.run(_model.inputs_at(wanted, 1))
-                _runs.append((wanted, 1))
-                return
+        if bounded and wanted != _model.sizes and _add_run(wanted):
+            return
     _runs.append((_model.sizes, 1))
+
+
+def _choose_parities(dims: Mapping[str, Any], ranges: Mapping[str, Any]) -> None:
+    """Runs at sizes of the other parity than the trace's, of all dims at once or, where the original does not take
+    that, of each alone.
+
+    torch.export follows one way of `if size % 2 == 0` and keeps no word of the other. The size next to an example's is
+    also no multiple of what divides the example's, such as a window that a model pads to.
+    """
+    others = {}
+    for name, size in _model.sizes.items():
+        low, _, high = ranges.get(name, (2, size, None))
+        cap = dims[name].max if name in dims else None
+        most = min((bound for bound in (high, cap) if bound is not None), default=None)
+        near = size_beside(size, max(2, low, dims[name].min if name in dims else 2), most)
+        if near is not None and not any(sizes[name] > 1 and (sizes[name] - size) % 2 for sizes, _ in _runs):
+            others[name] = near
+    if others and not _add_run(_model.sizes | others) and len(others) > 1:
+        for name, size in others.items():
+            _add_run(_model.sizes | {name: size})
+
+
+def _add_run(sizes: dict[str, int]) -> bool:
+    """Add a run at these sizes, where the original runs at them."""
+    with contextlib.suppress(Exception):
+        _model.run(_model.inputs_at(sizes, 1))
+        _runs.append((sizes, 1))
+        return True
+    return False
+
+
+def size_beside(size: int, low: int, high: int | None) -> int | None:
+    """The size next to one, within bounds; None where they leave none."""
+    return next((near for near in (size + 1, size - 1) if low <= near and (high is None or near <= high)), None)
 
 
 def _choose_ones(dims: Mapping[str, Any]) -> None:

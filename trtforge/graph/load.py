@@ -60,6 +60,7 @@ class LoadedModel:
         sha256: over the ONNX file, then each external data file with its location, in order of location.
         opset: version of the default domain.
         ir_version: of the file; 0 where it states none.
+        metadata: keys and values of the file's `metadata_props`, in order.
     """
 
     graph: gs.Graph
@@ -67,6 +68,7 @@ class LoadedModel:
     sha256: str
     opset: int
     ir_version: int
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @without_collection()
@@ -99,7 +101,8 @@ def load_model(path: Path, limits: Limits = DEFAULT_LIMITS) -> LoadedModel:
         with files[location].open("rb") as file:
             while chunk := file.read(2**20):
                 digest.update(chunk)
-    return LoadedModel(graph, path.stem, digest.hexdigest(), opset, model.ir_version)
+    metadata = tuple((entry.key, entry.value) for entry in model.metadata_props)
+    return LoadedModel(graph, path.stem, digest.hexdigest(), opset, model.ir_version, metadata)
 
 
 def graph_from_model(

@@ -10,7 +10,7 @@ from pathlib import Path
 from trtforge.data import Dataset
 from trtforge.graph.save import save_model
 from trtforge.mixed.task import Task
-from trtforge.quantization.bfloat16 import emulate_bfloat16, uses_bfloat16
+from trtforge.quantization.emulation import as_computed
 from trtforge.quantization.regions import Region
 from trtforge.quantization.search import Kept
 from trtforge.reference import ReferenceModel
@@ -75,7 +75,7 @@ class Judge:
     def _evaluate(self, kept: Kept) -> float:
         nodes = frozenset(node for region in kept for node in self._nodes[region])
         graph = self._lower(nodes)
-        save_model(emulate_bfloat16(graph) if uses_bfloat16(graph) else graph, self._path)
+        save_model(as_computed(graph), self._path)
         candidate = Candidate("candidate", f"graph with {len(nodes)} nodes kept float", self._path)
         try:
             scores = self._scorer.score(candidate)

@@ -20,7 +20,7 @@ import onnx_graphsurgeon as gs
 from trtforge.batch import Batch
 from trtforge.graph.save import save_model
 from trtforge.parity import MASK_INPUT, OutputParity, ParityAccumulator
-from trtforge.quantization.bfloat16 import emulate_bfloat16, uses_bfloat16
+from trtforge.quantization.emulation import emulate_bfloat16, uses_bfloat16
 from trtforge.quantization.regions import Region, Sites
 from trtforge.quantization.switches import SwitchGraph, plan_segments, switch_graph
 from trtforge.reference import ReferenceModel

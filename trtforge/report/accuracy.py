@@ -129,4 +129,6 @@ def _basis(parity: ParityInfo) -> Html:
         parts.append(f" {figures.count(parity.samples, 'sample')}.")
     decides = "; the mean decides" if parity.figure is None else ""
     parts.append(f" Cosines are per sample over the flattened output, rounded down{decides}.")
+    if parity.note and parity.passed:  # a verdict that is not passed has it
+        parts.append(f" {parity.note}")
     return note(*parts)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtforge.manifest import EngineInfo, Manifest, PlanInfo, ProfileInfo, RangeInfo
+from trtforge.manifest import EngineInfo, IoInfo, Manifest, PlanInfo, ProfileInfo, RangeInfo
 from trtforge.report import figures
 from trtforge.report.markup import (
     NOTHING,
@@ -36,13 +36,17 @@ _CODE_FIELDS = frozenset(["rule", "node", "tensor"])
 def interface(manifest: Manifest) -> Html:
     """The section on inputs, outputs and optimisation profiles."""
     columns = [Column("Name", "name"), Column("Direction"), Column("Type"), Column("Shape")]
-    rows = [[code(io.name), io.mode, io.dtype, code(figures.shape(io.shape))] for io in manifest.io]
+    rows = [[code(io.name), io.mode, _dtype(io), code(figures.shape(io.shape))] for io in manifest.io]
     return section(
         "interface",
         "Inputs, outputs and profiles",
         block("Inputs and outputs", long_table(columns, rows)),
         block("Optimisation profiles", _profiles(manifest.profiles)),
     )
+
+
+def _dtype(io: IoInfo) -> str:
+    return io.dtype if io.source_dtype is None else f"{io.dtype} ({io.source_dtype} in the source)"
 
 
 def plan(manifest: Manifest) -> Html:

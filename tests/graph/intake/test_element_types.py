@@ -65,7 +65,7 @@ def test_what_was_done_is_noted(native: OnnxNative) -> None:
     _, report = normalise(graph_of(CASES["float64"][0], opset=20), native=native)
     assert report.notes == (
         "float64 is computed in float32 in 5 nodes, because TensorRT does not compute in it; 'x', 'y' (float64) keep "
-        "their type",
+        "their type in model.onnx and are float32 in the engine",
     )
 
 

@@ -81,7 +81,10 @@ class _Narrower:
         self._insert()
         names = sorted({old.name for old in (tensor_dtype(t.dtype) for t in ports) if old})
         what = "float64 is computed in float32" if FLOAT64 in self._targets else "small integers are held as wider ones"
-        where = f"; {', '.join(repr(t.name) for t in ports[:4])} ({', '.join(names)}) keep their type" if ports else ""
+        kept = "keep their type"
+        if FLOAT64 in self._targets:
+            kept += " in model.onnx and are float32 in the engine"
+        where = f"; {', '.join(repr(t.name) for t in ports[:4])} ({', '.join(names)}) {kept}" if ports else ""
         return [f"{what} in {len(changed)} nodes, because TensorRT does not compute in it{where}"]
 
     def _wider(self, tensor: gs.Tensor) -> Dtype | None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from quant_cases import graph_from_text, model_of, normal, run
 
-from trtforge.quantization.bfloat16 import emulate_bfloat16
 from trtforge.quantization.cast import cast_graph
+from trtforge.quantization.emulation import as_computed, emulate_bfloat16
 from trtforge.quantization.op_types import BFLOAT16
 from trtforge.quantization.placement import plan_placement
 from trtforge.quantization.qdq import insert_qdq
@@ -64,3 +64,47 @@ def test_twin_of_casts_and_fills_keeps_their_values():
     cast_graph(graph, "bfloat16")
     actual = run(emulate_bfloat16(graph), ids=np.array([[1, 2, 3, 4]]), x=np.ones((1, 4), np.float32))[0]
     assert np.allclose(actual, np.exp(np.float32([[-1.5, -0.5, 0.5, 1.5]])))
+
+
+SQUARES = "g (float[b, 8] x) => (float[b, 8] y) { s = Mul(x, x) t = Add(s, s) y = Mul(t, small) }"
+
+
+def cast_squares():
+    graph = graph_from_text(SQUARES, small=np.float32(2**-10))
+    cast_graph(graph, "float16")
+    return graph
+
+
+def test_onnx_runtime_alone_rounds_and_overflows_nothing_between_float16_nodes():
+    """The reason for the twin: should this fail, ONNX Runtime computes float16 as written."""
+    x = np.full((1, 8), 1000.1, np.float32)
+    assert run(cast_squares(), x=x)[0] == pytest.approx(2 * 1000.1**2 * 2**-10, rel=1e-5)
+
+
+def test_twin_of_a_float16_graph_rounds_every_result_and_overflows():
+    graph = cast_squares()
+    low = np.float16(100.1) * np.float16(100.1)
+    expected = (low + low) * np.float16(2**-10)
+    assert run(as_computed(graph), x=np.full((1, 8), 100.1, np.float32))[0].tolist() == [[float(expected)] * 8]
+    assert np.isinf(run(as_computed(graph), x=np.full((1, 8), 1000.1, np.float32))[0]).all()
+
+
+def test_twin_keeps_the_type_that_an_attribute_states():
+    text = """g (float[b, 4] x) => (float[b, 4] y) {
+        n = EyeLike<dtype = 10>(x) h = Add(n, n) y = Cast<to = 1>(h)
+    }"""
+    y = run(as_computed(graph_from_text(text)), x=np.zeros((2, 4), np.float32))[0]
+    assert np.array_equal(y, 2 * np.eye(2, 4))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float16[b, 4] x) => (float[b, 4] y) { h = Mul(x, x) y = Cast<to = 1>(h) }",
+        "g (float[b, 4] x) => (float16[b, 4] y) { h = Cast<to = 10>(x) y = Mul(h, h) }",
+        "g (float[b, 4] x) => (float[b, 4] y) { y = Mul(x, x) }",
+    ],
+)
+def test_a_graph_with_float16_at_its_ends_or_none_inside_is_run_as_it_is(text):
+    graph = graph_from_text(text)
+    assert as_computed(graph) is graph

@@ -40,8 +40,8 @@ def all_graphs(graph: gs.Graph) -> Iterator[gs.Graph]:
     while pending:
         current = pending.pop()
         yield current
-        values = [value for node in current.nodes if node.attrs for value in node.attrs.values()]
-        pending.extend(value for value in reversed(values) if isinstance(value, gs.Graph))
+        nested = [v for node in current.nodes if node.attrs for v in node.attrs.values() if isinstance(v, gs.Graph)]
+        pending.extend(reversed(nested))
 
 
 def all_nodes(graph: gs.Graph) -> Iterator[gs.Node]:
@@ -73,13 +73,38 @@ def pinned_names(graph: gs.Graph) -> set[str]:
 
 @without_collection()
 def copy_graph(graph: gs.Graph) -> gs.Graph:
-    """A copy whose nodes and tensors are new objects; graphsurgeon's own copy turns sequences into tensors."""
-    copy = graph.copy()
-    originals = graph.tensors()
-    for name, tensor in copy.tensors().items():
-        if isinstance(tensor, gs.Variable):
-            tensor.type = originals[name].type
-    return copy
+    """A copy whose nodes, subgraphs and tensors are new objects, and whose weights and other attributes are shared.
+
+    graphsurgeon's own copy makes every tensor twice and turns sequences into tensors.
+    """
+    copies: dict[int, gs.Tensor] = {}
+
+    def copy_tensors(tensors: list[gs.Tensor]) -> list[gs.Tensor]:
+        for tensor in tensors:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = copy = tensor.copy()
+                if isinstance(tensor, gs.Variable):
+                    copy.type = tensor.type
+        return [copies[id(tensor)] for tensor in tensors]
+
+    def copy_node(node: gs.Node) -> gs.Node:
+        attrs = {name: copy_of(value) if isinstance(value, gs.Graph) else value for name, value in node.attrs.items()}
+        return gs.Node(node.op, node.name, attrs, copy_tensors(node.inputs), copy_tensors(node.outputs), node.domain)
+
+    def copy_of(current: gs.Graph) -> gs.Graph:
+        return gs.Graph(
+            [copy_node(node) for node in current.nodes],
+            copy_tensors(current.inputs),
+            copy_tensors(current.outputs),
+            name=current.name,
+            doc_string=current.doc_string,
+            opset=current.opset,
+            import_domains=current.import_domains,
+            functions=current.functions,
+            ir_version=current.ir_version,
+        )
+
+    return copy_of(graph)
 
 
 class InputEdits:

@@ -15,12 +15,13 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
-from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from trtforge.graph.bounds import NOTHING_KNOWN, Bounds, KnownSizes, fits_shape
 from trtforge.graph.edit import all_graphs, is_array, is_onnx_op, remove_nodes, subgraphs_of
 from trtforge.graph.evaluate import EVALUABLE_OPS, count_output_elements, evaluate_node
+from trtforge.graph.messages import write_node
 from trtforge.graph.signature import tensor_dtype
 
 Array = np.ndarray[Any, Any]
@@ -92,7 +93,8 @@ class _Folder:
             return None
         inputs = [tensor.values if tensor.name else None for tensor in node.inputs]
         try:
-            proto = OnnxExporter.export_node(node)
+            proto = onnx.NodeProto()
+            write_node(node, proto)
             num_elements = count_output_elements(proto, inputs)
             itemsize = max((dtype.itemsize for t in node.outputs if (dtype := tensor_dtype(t.dtype))), default=8)
             if self._is_too_large(inputs, num_elements, itemsize):

@@ -21,6 +21,7 @@ from onnx import inliner, shape_inference
 
 from trtforge.errors import InputError
 from trtforge.graph.arity import check_arity
+from trtforge.graph.collection import without_collection
 from trtforge.graph.dims.service import DIM_SERVICE, PointResult, result_from_meta
 from trtforge.graph.opset import raise_opset
 from trtforge.graph.protos import Body, all_bodies, all_nodes, child_graphs
@@ -143,6 +144,7 @@ def _count_qdq(nodes: Iterable[onnx.NodeProto]) -> int:
     return sum(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in nodes)
 
 
+@without_collection()
 def _prepare(meta: Meta, arrays: Arrays, report_progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
     model = _model_from_array(arrays["model"])
     report_progress({"phase": "inlining local functions"})
@@ -246,11 +248,13 @@ def _forget_types(graph: onnx.GraphProto) -> None:
             _forget_types(inner)
 
 
+@without_collection()
 def _infer_types(meta: Meta, arrays: Arrays, _report_progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
     model, answer = _infer(_model_from_array(arrays["model"]), meta["follows_values"])
     return answer, {"model": _array_from_model(model)}
 
 
+@without_collection()
 def _resolve_shapes(meta: Meta, arrays: Arrays, report_progress: Callable[[Meta], None]) -> tuple[Meta, Arrays]:
     report_progress({"phase": "resolving shapes"})
     model = _model_from_array(arrays["model"])

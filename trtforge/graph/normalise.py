@@ -22,6 +22,7 @@ from trtforge.graph.collection import without_collection
 from trtforge.graph.edit import is_onnx_op, sort_nodes
 from trtforge.graph.intake import Operators, describe_rewrites
 from trtforge.graph.load import graph_from_model
+from trtforge.graph.messages import IR_VERSION
 from trtforge.graph.names import make_names_unique
 from trtforge.graph.native import OnnxNative, PreparedModel, open_native
 from trtforge.graph.opset import LOWEST_OPSET, default_opset
@@ -29,7 +30,7 @@ from trtforge.graph.passes.cleanup import move_constants
 from trtforge.graph.passes.groupnorm import widen_group_norms
 from trtforge.graph.passes.resize import mend_resize_scales
 from trtforge.graph.protos import all_bodies
-from trtforge.graph.save import IR_VERSION, skeleton_from_graph
+from trtforge.graph.save import skeleton_from_graph
 from trtforge.graph.simplify import QDQ_OPS, Simplified, check_qdq, simplify
 
 # The opset that all stages are written for: `Attention` needs it in ONNX Runtime.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,8 +61,14 @@ def schema_of(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
     """The schema of a node of the default domain; None for an unknown op or another domain."""
     if node.domain not in DEFAULT_DOMAINS:
         return None
+    return _schema(node.op_type, opset)
+
+
+# Every operator of a few opsets; a lookup takes longer than what is done with its result.
+@functools.lru_cache(maxsize=1024)
+def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
-        return onnx.defs.get_schema(node.op_type, opset, "")
+        return onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
 
@@ -77,18 +84,19 @@ def raise_opset(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, st
         The model, and the converter's reason where it could not be raised to what was wanted.
     """
     current = default_opset(model)
-    if current < 22 and any(node.op_type in _NO_KERNEL_FROM_22 for node in all_nodes(model)):
+    nodes = list(all_nodes(model))
+    if current < 22 and any(node.op_type in _NO_KERNEL_FROM_22 for node in nodes):
         opset = min(opset, 21)
     if current >= opset:
         return model, ""
     # The converter drops local functions.
     functions = list(model.functions)
-    if any(_is_repaired(node, current) for node in all_nodes(model)):
+    if any(_is_repaired(node, current) for node in nodes):
         # What follows a parked node has known types only where they are written down.
         with contextlib.suppress(Exception):
             # InferenceError, RuntimeError and pybind's types: what the file declares is then all there is.
             model = shape_inference.infer_shapes(model)
-    _Repairs(model, current).run()
+    is_parked = _Repairs(model, current).run()
     reason = ""
     for wanted in range(opset, max(current, min(opset, LOWEST_OPSET) - 1), -1):
         try:
@@ -97,10 +105,12 @@ def raise_opset(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, st
             # The converter raises RuntimeError, its own ConvertError, and pybind's types.
             reason = reason or str(err) or type(err).__name__
             continue
-        _unpark(converted)
+        if is_parked:
+            _unpark(converted)
         converted.functions.extend(functions)
         return converted, reason
-    _unpark(model)
+    if is_parked:
+        _unpark(model)
     return model, reason
 
 
@@ -143,10 +153,13 @@ class _Repairs:
     def __init__(self, model: onnx.ModelProto, opset: int) -> None:
         self._model = model
         self._opset = opset
-        self._types = _types_of(model)
 
-    def run(self) -> None:
-        """Write every node that the converter fails on or misreads in its new form, and park it."""
+    @functools.cached_property
+    def _types(self) -> _Types:
+        return _types_of(self._model)
+
+    def run(self) -> bool:
+        """Write every node that the converter fails on or misreads in its new form, and park it; whether any was."""
         is_parked = False
         for graph in [body for body in all_bodies(self._model) if isinstance(body, onnx.GraphProto)]:
             nodes: list[onnx.NodeProto] = []
@@ -163,6 +176,7 @@ class _Repairs:
                 graph.node.extend(copies)
         if is_parked:
             self._model.opset_import.append(helper.make_opsetid(_PARKED_DOMAIN, 1))
+        return is_parked
 
     def _repair(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """A node in its new form, with those that must stand around it."""

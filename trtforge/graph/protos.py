@@ -49,7 +49,7 @@ def all_bodies(model: onnx.ModelProto) -> Iterator[Body]:
     while pending:
         body = pending.pop()
         yield body
-        nested = [graph for node in body.node for graph in child_graphs(node)]
+        nested = [graph for node in body.node if node.attribute for graph in child_graphs(node)]
         pending.extend(reversed(nested))
 
 

@@ -1,9 +1,6 @@
 """Write a graph as ONNX: equal graphs give equal bytes.
 
-- Protobuf is serialised deterministically, opset imports are sorted, and the producer is trtforge.
-- A constant that a subgraph reads from outside is stored once, in the outermost graph that knows it:
-  onnx-graphsurgeon would write a copy into every subgraph.
-- 4-bit and 8-bit float types are written by onnx itself: onnx-graphsurgeon gives some the wrong size or type.
+- The message is that of messages.py, serialised deterministically.
 - Weights are embedded below 1.9 GB (protobuf ends at 2 GiB); above, they go to `<name>.data` beside the model, each
   at a multiple of 4,096 bytes so that it can be mapped.
 """
@@ -12,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +16,17 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
-from onnx_graphsurgeon.ir.tensor import LazyValues
-from onnx_graphsurgeon.logger import G_LOGGER
 
-from trtforge.errors import InputError, UnavailableError
+from trtforge.errors import UnavailableError
 from trtforge.graph.collection import without_collection
 from trtforge.graph.edit import all_graphs, is_array
+from trtforge.graph.messages import model_from_graph
 from trtforge.graph.protos import all_bodies
 from trtforge.graph.storage import PACKED_BITS, release_pages, tensor_from_array
-from trtforge.graph.validate import DEFAULT_DOMAINS
 from trtforge.graph.wire import WEIGHT_BYTES, write_model
 
 # Bytes; leaves 100 MB below protobuf's 2 GiB for the graph itself.
 EMBED_BYTES = 1_900_000_000
-# Newest IR version that TensorRT-RTX 1.7's parser and ONNX Runtime 1.23 both read; opset 23 runs with it.
-IR_VERSION = 10
 # Page size: what ONNX's external data specification recommends for mapping.
 _ALIGNMENT = 4096
 
@@ -62,7 +54,7 @@ def skeleton_from_graph(graph: gs.Graph) -> Skeleton:
         if is_weight and constant.name not in weights:
             weights[constant.name] = constant.values
             stubs.add(id(constant))
-    return Skeleton(_export(graph, stubs), weights)
+    return Skeleton(model_from_graph(graph, stubs), weights)
 
 
 def _stubs(skeleton: Skeleton) -> Iterator[TensorProto]:
@@ -151,83 +143,3 @@ def _constants(graph: gs.Graph) -> Iterator[gs.Constant]:
             if isinstance(tensor, gs.Constant) and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
-
-
-@contextmanager
-def _as_protos(graph: gs.Graph, stubs: set[int]) -> Iterator[None]:
-    """For the time of an export, every constant holds the TensorProto that it is written as."""
-    attributes = [
-        value
-        for holder in [*all_graphs(graph), *graph.functions]
-        for node in holder.nodes
-        for value in node.attrs.values()
-        if isinstance(value, gs.Constant)
-    ]
-    kept = []
-    try:
-        for constant in [*_constants(graph), *attributes]:
-            if is_array(constant):
-                kept.append((constant, constant.values))
-                constant.values = LazyValues(
-                    tensor_from_array(constant.name, constant.values, id(constant) not in stubs)
-                )
-        yield
-    finally:
-        for constant, values in kept:
-            constant.values = values
-
-
-def _export(graph: gs.Graph, stubs: set[int]) -> onnx.ModelProto:
-    try:
-        with G_LOGGER.suppress(G_LOGGER.CRITICAL + 1), _as_protos(graph, stubs):
-            model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False, opset_imports=_opset_imports(graph))
-    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as err:
-        raise InputError(
-            "the graph cannot be written as ONNX", str(err), "report the model: this may be a defect"
-        ) from err
-    model.ir_version = IR_VERSION
-    model.producer_name = "trtforge"
-    model.producer_version = ""
-    for function in model.functions:
-        imports = sorted(function.opset_import, key=lambda entry: entry.domain)
-        copies = [onnx.helper.make_opsetid(entry.domain, entry.version) for entry in imports]
-        del function.opset_import[:]
-        function.opset_import.extend(copies)
-    _store_once(model)
-    return model
-
-
-def _opset_imports(graph: gs.Graph) -> list[onnx.OperatorSetIdProto]:
-    versions = {entry.domain: entry.version for entry in graph.import_domains or []}
-    versions = {domain: version for domain, version in versions.items() if domain not in DEFAULT_DOMAINS}
-    used = {node.domain for holder in all_graphs(graph) for node in holder.nodes if node.domain}
-    for domain in used - set(DEFAULT_DOMAINS):
-        versions.setdefault(domain, 1)
-    versions[""] = graph.opset
-    return [onnx.helper.make_opsetid(domain, versions[domain]) for domain in sorted(versions)]
-
-
-def _store_once(model: onnx.ModelProto) -> None:
-    """Move the initializers of subgraphs to the top graph, each once; a name that means several things stays."""
-    graphs = [body for body in all_bodies(model) if isinstance(body, onnx.GraphProto)]
-    if len(graphs) == 1:
-        return
-    defined = {name for body in graphs for node in body.node for name in node.output}
-    defined.update(port.name for body in graphs for port in body.input)
-    first: dict[str, TensorProto] = {}
-    for body in graphs:
-        for tensor in body.initializer:
-            if first.setdefault(tensor.name, tensor) is not tensor and first[tensor.name] != tensor:
-                # ONNX Runtime would read the outer one everywhere.
-                defined.add(tensor.name)
-    stored = {tensor.name for tensor in model.graph.initializer}
-    for body in graphs[1:]:
-        kept = []
-        for tensor in body.initializer:
-            if tensor.name in defined:
-                kept.append(TensorProto.FromString(tensor.SerializeToString()))
-            elif tensor.name not in stored:
-                model.graph.initializer.append(tensor)
-                stored.add(tensor.name)
-        del body.initializer[:]
-        body.initializer.extend(kept)

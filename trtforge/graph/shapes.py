@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError
+from trtforge.graph.collection import without_collection
 from trtforge.graph.native import OnnxNative, open_native
 from trtforge.graph.save import skeleton_from_graph
 
 
+@without_collection()
 def infer_shapes_at(
     graph: gs.Graph, input_shapes: Mapping[str, tuple[int, ...]], native: OnnxNative | None = None
 ) -> dict[str, tuple[int, ...]]:

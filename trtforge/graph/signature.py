@@ -11,6 +11,8 @@ from trtforge.errors import InputError
 from trtforge.graph.storage import numpy_dtype
 from trtforge.tensor import TensorSpec
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 def tensor_dtype(dtype: Any) -> np.dtype[Any] | None:
     """A tensor's type, which onnx-graphsurgeon gives as a numpy or an ONNX one, as a numpy or ml_dtypes one."""
@@ -21,7 +23,8 @@ def tensor_dtype(dtype: Any) -> np.dtype[Any] | None:
 
 def is_float32(tensor: gs.Tensor) -> bool:
     """True when the tensor's element type is known to be float32."""
-    return not isinstance(tensor.dtype, int) and tensor.dtype is not None and np.dtype(tensor.dtype) == np.float32
+    dtype = tensor.dtype
+    return dtype is not None and not isinstance(dtype, int) and np.dtype(dtype) == _FLOAT32
 
 
 def input_specs(graph: gs.Graph) -> tuple[TensorSpec, ...]:

@@ -254,11 +254,10 @@ def array_from_bytes(tensor: TensorProto, raw: memoryview) -> np.ndarray[Any, An
 def tensor_from_array(name: str, array: np.ndarray[Any, Any] | np.generic, with_data: bool = True) -> TensorProto:
     """A TensorProto of an array in raw layout, 4-bit types packed; without data it only declares type and shape."""
     values = np.asarray(array)
-    if with_data and (onnx.helper.np_dtype_to_tensor_dtype(values.dtype) in PACKED_BITS or values.dtype == object):
+    data_type = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
+    if with_data and (data_type in PACKED_BITS or values.dtype == object):
         return numpy_helper.from_array(values, name)
-    tensor = TensorProto(
-        name=name, data_type=onnx.helper.np_dtype_to_tensor_dtype(values.dtype), dims=[int(d) for d in values.shape]
-    )
+    tensor = TensorProto(name=name, data_type=data_type, dims=values.shape)
     if with_data:
         tensor.raw_data = np.ascontiguousarray(values).tobytes()
     return tensor

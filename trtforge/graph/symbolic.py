@@ -38,14 +38,13 @@ def resolve_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, tuple[int,
     whole = _infer_whole(model)
     fallback = {info.name: info.type for info in (*model.graph.value_info, *model.graph.output)}
     fallback.update({name: kind for name, kind in whole.items() if kind.tensor_type.HasField("shape")})
-    state = _State(model, {name: kind for name, kind in whole.items() if _is_concrete(kind)})
+    state = _State(model, {name: kind for name, kind in whole.items() if _concrete_shape(kind) is not None})
     for node in model.graph.node:
         state.visit(node)
         for name in node.output:
-            if name and state.shape_of(name) is None and name in fallback:
-                state.types[name] = _substitute(fallback[name], bindings)
-    shapes = {name: state.shape_of(name) for name in state.types}
-    return {name: shape for name, shape in shapes.items() if shape is not None}
+            if name and state.shapes.get(name) is None and name in fallback:
+                state.learn(name, _substitute(fallback[name], bindings))
+    return {name: shape for name, shape in state.shapes.items() if shape is not None}
 
 
 def _infer_whole(model: onnx.ModelProto) -> dict[str, TypeProto]:
@@ -65,9 +64,13 @@ def _infer_whole(model: onnx.ModelProto) -> dict[str, TypeProto]:
     return {info.name: info.type for info in (*graph.value_info, *graph.output)}
 
 
-def _is_concrete(type_proto: TypeProto) -> bool:
-    shape = type_proto.tensor_type
-    return shape.HasField("shape") and all(d.HasField("dim_value") and d.dim_value >= 0 for d in shape.shape.dim)
+def _concrete_shape(type_proto: TypeProto) -> tuple[int, ...] | None:
+    """The shape that a type states, if it has a size for every dim."""
+    tensor_type = type_proto.tensor_type
+    if not tensor_type.HasField("shape"):
+        return None
+    sizes = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor_type.shape.dim)
+    return sizes if min(sizes, default=0) >= 0 else None
 
 
 def _bind_inputs(graph: onnx.GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -95,32 +98,31 @@ def _substitute(type_proto: TypeProto, bindings: Mapping[str, int]) -> TypeProto
 
 
 class _State:
-    """What is known of the tensors so far: types by name, and small values by name."""
+    """What is known of the tensors so far, by name: types, concrete shapes (None: not known), and small values."""
 
     def __init__(self, model: onnx.ModelProto, known: Mapping[str, TypeProto]) -> None:
         self.types: dict[str, TypeProto] = {}
-        self._known = known
+        self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.values: dict[str, Array] = {}
+        self._known = known
         self._imports = list(model.opset_import)
         self._versions = {entry.domain: entry.version for entry in model.opset_import}
         self._ir_version = model.ir_version
         for port in model.graph.input:
-            self.types[port.name] = port.type
+            self.learn(port.name, port.type)
         for tensor in model.graph.initializer:
-            self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            self.learn(tensor.name, helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
             self._remember(tensor)
+
+    def learn(self, name: str, type_proto: TypeProto) -> None:
+        """Note a tensor's type in place of what was known."""
+        self.types[name] = type_proto
+        self.shapes[name] = _concrete_shape(type_proto)
 
     def _remember(self, tensor: TensorProto) -> None:
         num_elements = math.prod(tensor.dims)
         if num_elements <= _VALUE_ELEMENTS and (tensor.HasField("raw_data") or num_elements == 0):
             self.values[tensor.name] = numpy_helper.to_array(tensor)
-
-    def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """The concrete shape of a tensor, if it is known."""
-        tensor_type = self.types[name].tensor_type if name in self.types else None
-        if tensor_type is None or not _is_concrete(self.types[name]):
-            return None
-        return tuple(dim.dim_value for dim in tensor_type.shape.dim)
 
     def visit(self, node: onnx.NodeProto) -> None:
         """Learn the types, and where possible the values, of a node's outputs."""
@@ -129,8 +131,10 @@ class _State:
             self._evaluate(node)
 
     def _infer(self, node: onnx.NodeProto) -> None:
-        if all(name in self._known for name in node.output if name):
-            self.types.update((name, self._known[name]) for name in node.output if name)
+        results = [name for name in node.output if name]
+        if all(name in self._known for name in results):
+            for name in results:
+                self.learn(name, self._known[name])
             return
         given = [name for name in node.input if name]
         if any(name not in self.types for name in given):
@@ -149,10 +153,11 @@ class _State:
         except Exception:
             # SchemaError, InferenceError, RuntimeError: an op that onnx cannot infer.
             return
-        self.types.update(inferred)
+        for name, type_proto in inferred.items():
+            self.learn(name, type_proto)
 
     def _evaluate(self, node: onnx.NodeProto) -> None:
-        first_shape = self.shape_of(node.input[0]) if node.input else None
+        first_shape = self.shapes.get(node.input[0]) if node.input else None
         if node.op_type in ("Shape", "Size") and first_shape is not None:
             # The op looks only at the shape: a stand-in without memory has it.
             inputs: list[Array | None] = [np.broadcast_to(np.float32(0), first_shape)]
@@ -168,6 +173,7 @@ class _State:
             return
         for name, output in zip([name for name in node.output if name], outputs, strict=False):
             self.values[name] = output
-            self.types[name] = helper.make_tensor_type_proto(
-                helper.np_dtype_to_tensor_dtype(output.dtype), output.shape
+            self.learn(
+                name,
+                helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(output.dtype), output.shape),
             )

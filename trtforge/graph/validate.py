@@ -12,14 +12,14 @@ Each check costs time linear in the model.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 from onnx import AttributeProto
 
 from trtforge.errors import InputError
 from trtforge.graph.order import stable_order
-from trtforge.graph.protos import Body, all_bodies, all_nodes, child_graphs
+from trtforge.graph.protos import Body, all_bodies, child_graphs
 from trtforge.limits import Limits
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -60,13 +60,15 @@ def check_model(model: onnx.ModelProto, source: str, limits: Limits) -> int:
         )
     if not model.graph.output:
         raise InputError(f"the graph of {source} has no outputs", "there is nothing to compute", _EXPORT_AGAIN)
-    _check_size(model, source, limits)
+    bodies = list(all_bodies(model))
+    nodes = [node for body in bodies for node in body.node]
+    _check_size(len(nodes), source, limits)
     opset = _default_opset(model, source)
     _check_ports(model.graph)
-    for node in all_nodes(model):
+    for node in nodes:
         _check_attributes(node)
-    _check_defined(model)
-    for body in all_bodies(model):
+    _check_defined(model, nodes)
+    for body in bodies:
         _check_unique_names(body)
     _check_reads(model.graph, ())
     for function in model.functions:
@@ -86,8 +88,7 @@ def _open_negative_sizes(body: Body) -> None:
                 dim.Clear()
 
 
-def _check_size(model: onnx.ModelProto, source: str, limits: Limits) -> None:
-    num_nodes = sum(1 for _ in all_nodes(model))
+def _check_size(num_nodes: int, source: str, limits: Limits) -> None:
     if num_nodes > limits.model_nodes:
         raise InputError(
             f"{source} has {num_nodes} nodes",
@@ -138,12 +139,12 @@ def _check_ports(graph: onnx.GraphProto) -> None:
         seen.add((kind, port.name))
 
 
-def _check_defined(model: onnx.ModelProto) -> None:
+def _check_defined(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
     """Refuse nodes of a domain that is not imported, or of one whose functions the model holds, but not this one."""
     imported = {entry.domain for holder in (model, *model.functions) for entry in holder.opset_import}
     functions = {(function.domain, function.name) for function in model.functions}
     own_domains = {domain for domain, _ in functions} - _OPERATOR_DOMAINS
-    for node in all_nodes(model):
+    for node in nodes:
         if node.domain in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions:
             continue
         where = f"node {node.name!r} is a {node.domain}.{node.op_type}, which nothing defines"
@@ -181,8 +182,8 @@ def _check_attributes(node: onnx.NodeProto) -> None:
                 ) from err
 
 
-def _names_given(body: Body) -> Iterator[tuple[str, str]]:
-    """Each name that a body defines itself, with what defines it."""
+def _names_given(body: Body) -> Iterator[tuple[str, str | onnx.NodeProto]]:
+    """Each name that a body defines itself, with the node that gives it or what else does."""
     if isinstance(body, onnx.GraphProto):
         # Up to IR 3 an initializer is listed as an input too, and is still one definition.
         initializers = [tensor.name for tensor in body.initializer] + [t.values.name for t in body.sparse_initializer]
@@ -192,16 +193,22 @@ def _names_given(body: Body) -> Iterator[tuple[str, str]]:
     else:
         yield from ((name, "a function input") for name in body.input)
     for node in body.node:
-        yield from ((name, f"node {node.name!r} ({node.op_type})") for name in node.output if name)
+        for name in node.output:
+            if name:
+                yield name, node
 
 
 def _check_unique_names(body: Body) -> None:
-    givers: dict[str, str] = {}
+    givers: dict[str, str | onnx.NodeProto] = {}
     for name, giver in _names_given(body):
         if name in givers:
+            first, second = (
+                given if isinstance(given, str) else f"node {given.name!r} ({given.op_type})"
+                for given in (givers[name], giver)
+            )
             raise InputError(
                 f"tensor {name!r} is produced twice",
-                f"by {givers[name]} and by {giver}; a name has one producer",
+                f"by {first} and by {second}; a name has one producer",
                 _EXPORT_AGAIN,
             )
         givers[name] = giver
@@ -212,7 +219,7 @@ def _check_reads(body: Body, outer: tuple[frozenset[str], ...]) -> None:
     scopes = (*outer, names)
     for node in body.node:
         for name in node.input:
-            if name and not any(name in scope for scope in reversed(scopes)):
+            if name and name not in names and not any(name in scope for scope in outer):
                 raise InputError(
                     f"node {node.name!r} ({node.op_type}) reads tensor {name!r}, which nothing produces",
                     "it is no input, no initializer and no node's output",

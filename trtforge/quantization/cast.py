@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from trtforge.graph.collection import without_collection
 from trtforge.graph.edit import InputEdits, pinned_names, remove_nodes, replace_uses
 from trtforge.graph.names import UniqueNames
 from trtforge.graph.signature import is_float32
@@ -51,6 +52,7 @@ class CastReport:
     num_casts: int
 
 
+@without_collection()
 def cast_graph(
     graph: gs.Graph,
     dtype: LowPrecision,

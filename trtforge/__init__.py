@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from trtforge.api import build, calibrate, compare, quantize
     from trtforge.engine_options import EngineOptions
     from trtforge.errors import TrtForgeError
+    from trtforge.fusing import find_fusions
     from trtforge.inspection import inspect_model
     from trtforge.limits import Limits
     from trtforge.linting import lint_model
@@ -26,6 +27,7 @@ __all__ = [
     "calibrate",
     "compare",
     "describe_profile",
+    "find_fusions",
     "inspect_model",
     "lint_model",
     "load_manifest",
@@ -44,6 +46,7 @@ _HOMES = {
     "calibrate": "api",
     "compare": "api",
     "describe_profile": "profiling",
+    "find_fusions": "fusing",
     "inspect_model": "inspection",
     "lint_model": "linting",
     "load_manifest": "manifest",

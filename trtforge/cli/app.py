@@ -24,6 +24,7 @@ from trtforge.cli import (
     calibrate,
     doctor,
     export,
+    fuse,
     inspect,
     lint,
     profile,
@@ -44,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (build, export, inspect, lint, profile, calibrate, quantize, verify, reduce, doctor):
+for module in (build, export, inspect, lint, fuse, profile, calibrate, quantize, verify, reduce, doctor):
     app.command(module.NAME)(module.command)
 app.add_typer(cache.app, name=cache.NAME)
 

@@ -1,1 +1,1 @@
-"""Fusion: respell regions of a graph so that the builder fuses them; one pattern per file."""
+"""Fusion: find regions of a graph, and respell them so that the builder fuses them; one pattern per file."""

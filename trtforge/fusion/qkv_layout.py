@@ -122,12 +122,12 @@ def columns_of(reshape: gs.Node, x: gs.Tensor, width: int, num_sizes: int) -> li
         raise RefusalError(f"a reshape is not known to go from [B, S, {width}] to {2 + num_sizes} sizes")
     columns = [size for size in sizes[2:] if isinstance(size, int) and size > 0]
     is_known = len(columns) == num_sizes and math.prod(columns) == width
-    if not is_known or not _keeps_batch_and_sequence(reshape, x):
+    if not is_known or not keeps_batch_and_sequence(reshape, x):
         raise RefusalError(f"the reshape to {list(sizes)} is not known to keep {list(x.shape[:2])}")
     return columns
 
 
-def _keeps_batch_and_sequence(reshape: gs.Node, x: gs.Tensor) -> bool:
+def keeps_batch_and_sequence(reshape: gs.Node, x: gs.Tensor) -> bool:
     """True when the first two sizes of the Reshape's target are those of x [B, S, K]; its others must keep the width.
 
     B * S stays, so that proof for one of the two is proof for both: a 0 (copy) in the target, a target that begins with

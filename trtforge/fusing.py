@@ -1,0 +1,81 @@
+"""Which regions of a model can be fused, and why others cannot; nothing is run or written."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from trtforge.fusion.match import match_regions
+from trtforge.fusion.regions import Matches, region_to_dict
+from trtforge.graph.native import OnnxNative
+from trtforge.graph.normalise import normalise
+from trtforge.graph.signature import input_specs
+from trtforge.graph.specialise import specialise
+from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.profile_choice import profile_file
+from trtforge.profile_sources import load_profiles
+from trtforge.stages import load_source
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FuseResult:
+    """The regions of a model, in the form that a build works on: normalised, and folded for its profile.
+
+    Attributes:
+        model: the file that was read.
+        profile: the file that the ranges come from; None where every open dim stays as open as the model leaves it.
+        num_nodes: of that form.
+        matches: regions and near misses; their names are those of that form, which keeps the source's where it can.
+    """
+
+    model: Path
+    profile: Path | None
+    num_nodes: int
+    matches: Matches
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON values.
+
+        `regions` holds, for each outermost region, its `pattern` ("attention_ffn_block", "attention" or "ffn"), `roles`
+        {role: node}, and the fields of `fusion.regions`. `near_misses` holds the nearest `pattern`, the `anchor` that
+        the search started from, the `node` where it stopped and the `reason`. `counts` counts inner regions too.
+        """
+        return {
+            "model": str(self.model),
+            "profile": None if self.profile is None else str(self.profile),
+            "num_nodes": self.num_nodes,
+            "counts": self.counts(),
+            "regions": [region_to_dict(region) for region in self.matches.regions],
+            "near_misses": [dataclasses.asdict(miss) for miss in self.matches.near_misses],
+        }
+
+    def counts(self) -> dict[str, int]:
+        """Number of regions by pattern; those inside a block count too."""
+        return {
+            "attention_ffn_block": len(self.matches.blocks()),
+            "attention": len(self.matches.attentions()),
+            "ffn": len(self.matches.ffns()),
+        }
+
+
+def find_fusions(source: Path, profile: str | None = None, limits: Limits = DEFAULT_LIMITS) -> FuseResult:
+    """Match the regions of an ONNX file.
+
+    Args:
+        source: the ONNX file.
+        profile: a profile file or the name of a shipped one; by default that of the conventions, where there is one.
+        limits: bounds on untrusted input.
+
+    Raises:
+        InputError: no ONNX file, one that breaks a rule of `graph.load`, or a profile that does not fit.
+        ChildDiedError: the child process that runs onnx's C++ crashed.
+    """
+    loaded = load_source(source, limits)
+    path = profile_file(profile, source)
+    profiles = None if path is None else load_profiles(path, input_specs(loaded.graph), limits)
+    with OnnxNative() as native:
+        graph, _ = normalise(loaded.graph, native=native, operators="float")
+        if profiles is not None:
+            specialise(graph, profiles, native)
+    return FuseResult(source, path, len(graph.nodes), match_regions(graph))

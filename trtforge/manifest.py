@@ -234,8 +234,8 @@ class ParityInfo(FileModel):
 
     Attributes:
         reference: what the outputs were compared with.
-        candidate: what was run: "the built graph in ONNX Runtime", followed by ", fp16 emulated" or ", bf16 emulated" where
-            every result was rounded to that type by a Cast, or "the engine on a GPU".
+        candidate: what was run: "the built graph in ONNX Runtime", with ", fp16 emulated" or ", bf16 emulated" added
+            where every result was rounded to that type by a Cast; or "the engine on a GPU".
         verified: False when nothing was compared.
         passed: every output met the budget at every batch size; None when not verified.
         budget: the mean cosine to reach.

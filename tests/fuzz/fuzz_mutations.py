@@ -89,7 +89,10 @@ def _change_field(message: Message, name: str, rng: random.Random, texts: list[s
         if isinstance(value, Message) or rng.random() < 0.2:
             message.ClearField(name)
         else:
-            setattr(message, name, _other(value, rng, texts))
+            enum = message.DESCRIPTOR.fields_by_name[name].enum_type
+            # A closed enumeration takes its own values alone; others are left to the mutations of bytes.
+            numbers = [entry.number for entry in enum.values] if enum is not None else []
+            setattr(message, name, rng.choice(numbers) if numbers else _other(value, rng, texts))
         return
     action = rng.choice(("drop", "repeat", "swap", "change", "change"))
     index = rng.randrange(len(value))
@@ -115,7 +118,7 @@ def _other(value: Any, rng: random.Random, texts: list[str]) -> Any:
         return rng.choice(FLOATS)
     if isinstance(value, int):
         number = rng.choice(INTEGERS)
-        # Enumerations and 32-bit fields take no more.
+        # 32-bit fields take no more.
         return number if -(2**31) <= number < 2**31 else 5
     return value
 

@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test fuzz lint format clean
+.PHONY: demo test test-device test-kernels fuzz lint format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/digits_vit/demo.py
 
 test: $(VENV)/test.stamp lint
 	$(BIN)/python -m pytest -n 2
+
+# Every case of every CUDA kernel on the emulated GPU, and each kernel compiled for each architecture where nvcc is
+# there; `make test` runs a sample of both. The last lines say how many cases passed.
+KERNEL_TESTS := $(addprefix tests/plugins/test_,emulation.py gemm_kernels.py attention_kernels.py block.py block_persistent.py)
+test-kernels: $(VENV)/test.stamp
+	TRTFORGE_ALL_KERNEL_TESTS=1 $(BIN)/python -m pytest -n 2 $(KERNEL_TESTS)
 
 # The tests run 200 damaged inputs; FUZZ_SEED=2 make fuzz runs another series.
 fuzz: $(VENV)/test.stamp

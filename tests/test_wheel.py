@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from trtforge.plugins.sources import find_sources
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -28,6 +30,8 @@ def test_wheel_is_pure_and_carries_its_data(wheel: Path) -> None:
     assert {"trtforge/py.typed", "trtforge/report/style.css", "trtforge/shipped/recipes/minilm.yaml"} <= names
     assert "trtforge/shipped/profiles/minilm.yaml" in names
     assert not any(name.startswith(("tests/", "examples/")) for name in names)
+    assert "trtforge/shipped/plugin/plugins/csrc/tensorrt/exports.cpp" in names
+    assert not any("/emulation/" in name for name in names)
 
 
 def test_an_installed_wheel_finds_its_recipes_and_profiles_by_name(wheel: Path, tmp_path: Path) -> None:
@@ -42,3 +46,16 @@ def test_an_installed_wheel_finds_its_recipes_and_profiles_by_name(wheel: Path, 
         [sys.executable, "-P", "-c", code, tmp_path / "site"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert found.stdout == "minmax ['minilm']\n"
+
+
+def test_an_installed_wheel_builds_the_plugin_from_the_same_sources(wheel: Path, tmp_path: Path) -> None:
+    options = ["--no-deps", "--quiet", "--disable-pip-version-check", "--target", tmp_path / "site"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], check=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from trtforge.plugins.sources import find_sources; "
+        "tree = find_sources(); assert str(tree.root).startswith(sys.argv[1]), tree.root; print(tree.sha256)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code, tmp_path / "site"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == find_sources().sha256

@@ -27,6 +27,7 @@ from trtforge.cli import (
     fuse,
     inspect,
     lint,
+    plugin,
     profile,
     quantize,
     reduce,
@@ -48,6 +49,7 @@ app = typer.Typer(
 for module in (build, export, inspect, lint, fuse, profile, calibrate, quantize, verify, reduce, doctor):
     app.command(module.NAME)(module.command)
 app.add_typer(cache.app, name=cache.NAME)
+app.add_typer(plugin.app, name=plugin.NAME)
 
 
 def _show_version(value: bool) -> None:

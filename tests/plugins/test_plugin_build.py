@@ -1,0 +1,361 @@
+"""`trtforge plugin build|info`: a real library, what it says of itself, and what is refused with which remedy."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from plugin_library import ARCHITECTURES, build_for_tests
+
+from trtforge.cli.app import run
+from trtforge.errors import BuildError, InputError, UnavailableError
+from trtforge.plugins import compile as compiling
+from trtforge.plugins import sources, toolkit
+from trtforge.plugins.compile import BuiltLibrary, LibraryRequest, architectures_from_option, build_library
+from trtforge.plugins.record import LibraryRecord, read_record, record_path
+from trtforge.plugins.resources import resources_from_ptxas
+
+VERSION_HEADER = """
+#define TRT_MAJOR_ENTERPRISE {major}
+#define TRT_MINOR_ENTERPRISE 2
+#define TRT_PATCH_ENTERPRISE 3
+#define NV_TENSORRT_MAJOR TRT_MAJOR_ENTERPRISE //!< TensorRT major version.
+#define NV_TENSORRT_MINOR TRT_MINOR_ENTERPRISE
+#define NV_TENSORRT_PATCH 3
+"""
+PTXAS_LOG = """
+[1/2] Building CUDA object a.o
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN8trtforge4copyI6__halfLi64ELb1EEEvNS_6ParamsE' for 'sm_90a'
+ptxas info    : Function properties for _ZN8trtforge4copyI6__halfLi64ELb1EEEvNS_6ParamsE
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 96 registers, used 1 barriers, 512 bytes smem, 480 bytes cmem[0]
+ptxas info    : Compiling entry function 'plain' for 'sm_75'
+ptxas info    : Function properties for helper
+    99 bytes stack frame, 99 bytes spill stores, 99 bytes spill loads
+ptxas info    : Function properties for plain
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, 360 bytes cmem[0]
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> BuiltLibrary:
+    """The kernels alone: needs the CUDA toolkit and nothing of TensorRT."""
+    return build_for_tests(None)
+
+
+def make_program(folder: Path, name: str, text: str) -> Path:
+    """A shell script in the place of a tool."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return program
+
+
+def make_headers(folder: Path, major: str = "11") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "NvInferRuntime.h").touch()
+    (folder / "NvInferVersion.h").write_text(VERSION_HEADER.format(major=major))
+    return folder
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with stand-ins for nvcc, cmake and g++ and nothing else; tests take one away or change it."""
+    folder = tmp_path / "tools"
+    make_program(folder, "nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
+    make_program(folder, "cmake", "echo 'cmake version 3.25.1'")
+    make_program(folder, "g++", "true")
+    make_program(folder, "make", "true")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(toolkit, "_SYSTEM_CUDA", tmp_path / "nothing")
+    monkeypatch.setattr(toolkit, "_PYTHON_PROGRAMS", tmp_path / "nothing")
+    monkeypatch.setattr(toolkit, "_SYSTEM_INCLUDES", (str(tmp_path / "nothing"),))
+    monkeypatch.setattr(toolkit.importlib.util, "find_spec", lambda name: None)
+    return folder
+
+
+def test_kernels_build_with_the_cuda_toolkit_alone(kernels: BuiltLibrary) -> None:
+    record = kernels.record
+    assert kernels.path.name == "libtrtforge_kernels.so"
+    assert (record.kind, record.tensorrt, record.architectures) == ("kernels", None, ARCHITECTURES)
+    assert {kernel.architecture for kernel in record.kernels} == set(ARCHITECTURES)
+    names = {kernel.name.split("<")[0] for kernel in record.kernels}
+    assert {"attention_kernel", "gemm_kernel", "gemm_s8_kernel", "layernorm_kernel"} <= names
+    assert all(0 < kernel.registers <= 255 for kernel in record.kernels)
+    assert not [kernel for kernel in record.kernels if kernel.spill_store_bytes or kernel.spill_load_bytes]
+
+
+def test_kernels_load_without_a_driver_and_answer(kernels: BuiltLibrary) -> None:
+    library = ctypes.CDLL(str(kernels.path.absolute()))
+    library.trtforge_block_status_text.restype = ctypes.c_char_p
+    library.trtforge_block_params_bytes.restype = ctypes.c_size_t
+    library.trtforge_block_workspace_bytes.restype = ctypes.c_size_t
+    nothing = ctypes.create_string_buffer(library.trtforge_block_params_bytes())
+    status = library.trtforge_launch_block(nothing, None)
+    assert b"H or F is not a positive multiple of 8" in library.trtforge_block_status_text(status)
+    assert library.trtforge_block_workspace_bytes(nothing) == 0
+
+
+def test_second_build_from_the_same_inputs_compiles_nothing(
+    kernels: BuiltLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiling, "_run", refuse)
+    request = LibraryRequest(kernels.path.parent, ARCHITECTURES, kernels_only=True)
+    again = build_library(request)
+    assert again.is_reused
+    assert again.record == kernels.record
+    with pytest.raises(AssertionError, match="compiled again"):
+        build_library(LibraryRequest(request.folder, (80,), kernels_only=True))
+
+
+def test_changed_source_changes_the_fingerprint(tmp_path: Path) -> None:
+    tree = sources.find_sources()
+    copy = tmp_path / "copy"
+    for name in ("cmake", "plugins/csrc"):
+        shutil.copytree(tree.root / name, copy / name)
+    shutil.copy(tree.root / "CMakeLists.txt", copy)
+    assert sources._hash_sources(copy) == tree.sha256
+    (copy / "plugins/csrc/emulation/new.h").parent.mkdir(exist_ok=True)
+    (copy / "plugins/csrc/emulation/new.h").write_text("// not part of a library\n")
+    assert sources._hash_sources(copy) == tree.sha256
+    with (copy / "plugins/csrc/launch/block.cu").open("a") as file:
+        file.write("\n")
+    assert sources._hash_sources(copy) != tree.sha256
+
+
+def test_info_shows_registers_spills_and_types_of_each_kernel(
+    kernels: BuiltLibrary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plugin", "info", str(kernels.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "sm_86         fp16 bf16 int8" in printed
+    assert "registers (+ spilled bytes)" in printed
+    kernel = kernels.record.kernels[0]
+    (line,) = [line for line in printed.splitlines() if line.strip().startswith(f"{kernel.name} ")]
+    assert line.split()[-1] == str(kernel.registers)
+
+
+def test_info_as_json_is_the_record(kernels: BuiltLibrary, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plugin", "info", str(kernels.path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown.pop("library") == str(kernels.path)
+    assert shown.pop("dtypes") == {"sm_86": ["fp16", "bf16", "int8"]}
+    assert LibraryRecord.model_validate(shown) == kernels.record
+
+
+def test_turing_is_said_to_have_no_bf16(kernels: BuiltLibrary) -> None:
+    assert kernels.record.dtypes(75) == ("fp16", "int8")
+
+
+def test_library_that_was_replaced_is_not_described_by_the_old_record(kernels: BuiltLibrary, tmp_path: Path) -> None:
+    library = tmp_path / kernels.path.name
+    shutil.copy(record_path(kernels.path), record_path(library))
+    library.write_bytes(kernels.path.read_bytes() + b"\0")
+    with pytest.raises(InputError, match="is of another library"):
+        read_record(library)
+    record_path(library).unlink()
+    with pytest.raises(InputError, match="has no record"):
+        read_record(library)
+    library.unlink()
+    with pytest.raises(InputError, match="does not exist"):
+        read_record(library)
+
+
+def test_resources_are_read_from_ptxas() -> None:
+    copy, plain = resources_from_ptxas(PTXAS_LOG)
+    assert (copy.architecture, copy.registers, copy.static_shared_bytes) == (90, 96, 512)
+    assert (copy.stack_bytes, copy.spill_store_bytes, copy.spill_load_bytes) == (16, 8, 12)
+    if shutil.which("c++filt"):
+        assert copy.name == "copy<__half, 64, true>"
+    assert (plain.name, plain.architecture, plain.registers, plain.static_shared_bytes) == ("plain", 75, 8, 0)
+    assert (plain.stack_bytes, plain.spill_store_bytes) == (0, 0)  # those of another function are not its own
+
+
+def test_architectures_are_read_with_and_without_prefix() -> None:
+    assert architectures_from_option("sm_90, 75,90") == (75, 90)
+    assert architectures_from_option(None) == compiling.ARCHITECTURES
+
+
+@pytest.mark.parametrize("text", ["87", "sm_86,,", "", "8.6", "sm_sm_86"])
+def test_unknown_architecture_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is not known") as caught:
+        architectures_from_option(text)
+    assert "sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, sm_120" in caught.value.why
+
+
+def test_default_architectures_are_those_of_cmake() -> None:
+    text = (sources.find_sources().root / "CMakeLists.txt").read_text()
+    assert f"set(CMAKE_CUDA_ARCHITECTURES {' '.join(map(str, compiling.ARCHITECTURES))} CACHE" in text
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "fix"),
+    [
+        ("nvcc", "nvcc was not found", "nvidia-cuda-nvcc"),
+        ("cmake", "cmake was not found", "pip install cmake"),
+        ("g++", "no C++ compiler was found", "install g++"),
+        ("make", "neither ninja nor make was found", "pip install ninja"),
+    ],
+)
+def test_missing_tool_is_named_with_what_to_install(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], program: str, what: str, fix: str
+) -> None:
+    (tools / program).unlink()
+    assert run(["plugin", "build", "--kernels", "-o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert f"error: {what}" in message
+    assert fix in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "what"),
+    [
+        ("nvcc", "echo 'release 12.8, V12.8.61'", "is CUDA 12.8.61"),
+        ("nvcc", "echo nothing", "does not tell its version"),
+        ("nvcc", "exit 1", "does not run"),
+        ("cmake", "echo 'cmake version 3.18.4'", "is CMake 3.18.4"),
+    ],
+)
+def test_tool_that_is_too_old_or_broken_is_refused(
+    tools: Path, tmp_path: Path, program: str, text: str, what: str
+) -> None:
+    make_program(tools, program, text)
+    with pytest.raises(UnavailableError, match=what):
+        build_library(LibraryRequest(tmp_path / "out", kernels_only=True))
+
+
+def test_toolkit_in_wheels_is_found_with_its_libraries(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = (tools / "nvcc").rename(tools / "unused")
+    root = tmp_path / "nvidia" / "cu13"
+    make_program(root / "bin", "nvcc", nvcc.read_text().partition("\n")[2])
+    (root / "lib").mkdir()
+    (root / "lib" / "libcudart_static.a").touch()
+    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path / "nvidia")]})
+    monkeypatch.setattr(toolkit.importlib.util, "find_spec", lambda name: spec if name == "nvidia" else None)
+    found = toolkit.find_toolkit()
+    assert (found.nvcc, found.version, found.library_dir) == (root / "bin" / "nvcc", "13.0.88", root / "lib")
+
+
+def test_tools_that_pip_installed_are_found_off_the_path(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = tmp_path / "environment"
+    make_program(environment, "cmake", (tools / "cmake").read_text().partition("\n")[2])
+    make_program(environment, "ninja", "true")
+    (tools / "cmake").unlink()
+    monkeypatch.setattr(toolkit, "_PYTHON_PROGRAMS", environment)
+    found = toolkit.find_build_tools()
+    assert (found.cmake, found.generator, found.program) == (environment / "cmake", "Ninja", environment / "ninja")
+
+
+def test_headers_are_found_where_named_and_their_version_read(tools: Path, tmp_path: Path) -> None:
+    headers = make_headers(tmp_path / "root" / "include")
+    assert toolkit.find_headers(headers).version == "11.2.3"
+    assert toolkit.find_headers(None, tmp_path / "root").include_dir == headers
+
+
+def test_missing_headers_are_told_where_to_get(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRTFORGE_TENSORRT_INCLUDE_DIR", raising=False)
+    monkeypatch.delenv("TensorRT_ROOT", raising=False)
+    assert run(["plugin", "build", "-o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "error: TensorRT's headers were not found" in message
+    assert "--tensorrt-include" in message
+    assert "--kernels" in message
+
+
+def test_named_folder_without_headers_is_refused(tools: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no TensorRT headers"):
+        toolkit.find_headers(tmp_path)
+    with pytest.raises(InputError, match=r"holds the headers of TensorRT 8\.2\.3"):
+        toolkit.find_headers(make_headers(tmp_path / "old", "8"))
+    with pytest.raises(InputError, match="names no version"):
+        toolkit.find_headers(make_headers(tmp_path / "odd", "eleven"))
+
+
+def test_named_folder_without_a_toolkit_is_refused(tools: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no CUDA toolkit"):
+        toolkit.find_toolkit(tmp_path)
+
+
+def test_failed_compilation_shows_the_compilers_words(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = "echo 'ptxas info : fine'; echo 'block.cu(7): error: identifier \"x\" is undefined'; exit 1"
+    make_program(tools, "cmake", f"[ \"$1\" = --version ] && echo 'cmake version 3.25.1' && exit 0\n{refusal}")
+    with pytest.raises(BuildError, match="the plugin was not built") as caught:
+        build_library(LibraryRequest(tmp_path / "out", kernels_only=True))
+    assert 'block.cu(7): error: identifier "x" is undefined' in caught.value.why
+    assert "ptxas info" not in caught.value.why
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("log", "why", "fix"),
+    [
+        (
+            "ptxas a.ptx, line 9; fatal   : Unsupported .version 9.5; current version is '9.0'",
+            "releases",
+            "nvidia-nvvm",
+        ),
+        ("/tmp/a.s: fatal error: No space left on device", "no space left", "free some"),
+    ],
+)
+def test_known_causes_of_a_failed_compilation_have_a_remedy(
+    tools: Path, tmp_path: Path, log: str, why: str, fix: str
+) -> None:
+    (tmp_path / "log").write_text(log + "\n")
+    answer = "[ \"$1\" = --version ] && echo 'cmake version 3.25.1' && exit 0"
+    make_program(tools, "cmake", f'{answer}\nwhile read -r line; do echo "$line"; done < {tmp_path}/log\nexit 1')
+    with pytest.raises(UnavailableError, match="the plugin was not built") as caught:
+        build_library(LibraryRequest(tmp_path / "out", kernels_only=True))
+    assert why in caught.value.why
+    assert fix in caught.value.fix
+
+
+def test_interrupted_build_ends_its_compilers_and_leaves_nothing(tools: Path, tmp_path: Path) -> None:
+    started, scratch = tmp_path / "started", tmp_path / "scratch"
+    scratch.mkdir()
+    answer = "[ \"$1\" = --version ] && echo 'cmake version 3.25.1' && exit 0"
+    compiler = f"/bin/sleep 60 & echo $! > {started}.new && /bin/mv {started}.new {started} && wait"
+    make_program(tools, "cmake", f"{answer}\n{compiler}")
+    command = [sys.executable, "-m", "trtforge.cli.app", "plugin", "build", "--kernels", "-o", tmp_path / "out"]
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = psutil.Process(int(started.read_text()))
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=30)
+    assert process.returncode == 130, message
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_that_is_no_library_of_ours_is_not_replaced(tools: Path, tmp_path: Path) -> None:
+    library = tmp_path / "libtrtforge_kernels.so"
+    library.write_text("mine")
+    with pytest.raises(InputError, match="exists"):
+        build_library(LibraryRequest(tmp_path, kernels_only=True))
+    assert library.read_text() == "mine"

@@ -1,0 +1,86 @@
+"""What each kernel takes of a multiprocessor, from the messages of `ptxas -v`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from trtforge.textfile import FileModel
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)' for 'sm_(\d+)[a-z]?'")
+_PROPERTIES = re.compile(r"Function properties for (\S+)")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+class KernelResources(FileModel):
+    """One kernel for one architecture.
+
+    Attributes:
+        name: in C++.
+        architecture: 86 is sm_86.
+        registers: of a thread.
+        stack_bytes: of a thread, in local memory.
+        spill_store_bytes, spill_load_bytes: registers written to and read from local memory.
+        static_shared_bytes: of a block, besides what is asked for at the launch.
+    """
+
+    name: str
+    architecture: int
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_shared_bytes: int
+
+
+def resources_from_ptxas(log: str) -> tuple[KernelResources, ...]:
+    """Every kernel of a build log, in order of name and architecture."""
+    found: dict[tuple[str, int], KernelResources] = {}
+    entry: tuple[str, int] | None = None
+    function = ""
+    stack = (0, 0, 0)
+    for line in log.splitlines():
+        if match := _ENTRY.search(line):
+            entry, stack = (match[1], int(match[2])), (0, 0, 0)
+        elif match := _PROPERTIES.search(line):
+            function = match[1]
+        elif entry and function == entry[0] and (match := _STACK.search(line)):
+            stack = (int(match[1]), int(match[2]), int(match[3]))
+        elif entry and (match := _USED.search(line)):
+            shared = _SHARED.search(line)
+            found[entry] = KernelResources(
+                name=entry[0],
+                architecture=entry[1],
+                registers=int(match[1]),
+                stack_bytes=stack[0],
+                spill_store_bytes=stack[1],
+                spill_load_bytes=stack[2],
+                static_shared_bytes=int(shared[1]) if shared else 0,
+            )
+            entry = None
+    readable = readable_names({name for name, _ in found})
+    kernels = [kernel.model_copy(update={"name": readable[kernel.name]}) for kernel in found.values()]
+    return tuple(sorted(kernels, key=lambda kernel: (kernel.name, kernel.architecture)))
+
+
+def readable_names(names: Iterable[str]) -> dict[str, str]:
+    """The C++ name of each symbol, without namespace and parameters; the symbol itself where c++filt is missing."""
+    symbols = sorted(names)
+    program = shutil.which("c++filt")
+    if program is None or not symbols:
+        return {symbol: symbol for symbol in symbols}
+    printed = subprocess.run(
+        [Path(program)], input="\n".join(symbols), capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()
+    return {symbol: _shorten(name) for symbol, name in zip(symbols, printed, strict=True)}
+
+
+def _shorten(name: str) -> str:
+    """`void ns::kernel<ns::T, (bool)0>(ns::Params)` as `kernel<T, 0>`."""
+    without_parameters = re.sub(r"\((?![^()]*\)\d)[^()]*\)$", "", name.removeprefix("void "))
+    return re.sub(r"\b\w+::|\((?:bool|int)\)", "", without_parameters)

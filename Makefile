@@ -21,6 +21,13 @@ test-kernels: $(VENV)/test.stamp
 fuzz: $(VENV)/test.stamp
 	FUZZ_COUNT=2000 $(BIN)/python -m pytest -n 2 tests/fuzz
 
+# On a GPU machine, which may be bare and offline: PYTHON has numpy, cupy and torch, nvcc is on PATH. Nothing is
+# installed. The same command goes on with a run that was interrupted.
+RESULTS ?= benchmarks/results/device.jsonl
+MINUTES ?= 8
+test-device:
+	$(PYTHON) tests/device/run_on_gpu.py $(RESULTS) --minutes $(MINUTES)
+
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

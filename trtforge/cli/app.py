@@ -19,6 +19,7 @@ import typer
 
 from trtforge import __version__
 from trtforge.cli import (
+    bench,
     build,
     cache,
     calibrate,
@@ -50,6 +51,7 @@ for module in (build, export, inspect, lint, fuse, profile, calibrate, quantize,
     app.command(module.NAME)(module.command)
 app.add_typer(cache.app, name=cache.NAME)
 app.add_typer(plugin.app, name=plugin.NAME)
+app.add_typer(bench.app, name=bench.NAME)
 
 
 def _show_version(value: bool) -> None:

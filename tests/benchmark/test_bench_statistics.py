@@ -1,0 +1,45 @@
+"""Percentiles, noise, and the number of samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trtforge.benchmark.samples import Summary, is_slower, quantile, summarize
+from trtforge.benchmark.timing import MAX_SAMPLES, MIN_SAMPLES, num_samples
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 101])
+def test_quantiles_are_those_of_numpy(count: int) -> None:
+    samples = list(np.random.default_rng(count).gamma(2, 10, count))
+    for share in (0.0, 0.1, 0.5, 0.9, 1.0):
+        assert quantile(samples, share) == pytest.approx(np.quantile(samples, share))
+    assert summarize(samples) == Summary(*(quantile(samples, share) for share in (0.5, 0.1, 0.9)))
+
+
+@pytest.mark.parametrize("samples", [[], [1.0, float("nan")], [float("inf")]])
+def test_no_figure_is_made_of_nothing(samples: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite samples"):
+        quantile(samples, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "slower"),
+    [
+        (Summary(120, 118, 125), Summary(100, 98, 104), True),
+        (Summary(120, 99, 150), Summary(100, 98, 104), False),  # the spreads overlap
+        (Summary(102, 101.5, 103), Summary(100, 99.8, 100.2), False),  # apart, but as much as two runs are
+        (Summary(104, 103.5, 105), Summary(100, 99.8, 100.2), True),
+        (Summary(80, 78, 85), Summary(100, 98, 104), False),
+        (Summary(100, 98, 104), Summary(100, 98, 104), False),
+    ],
+)
+def test_slower_is_beyond_the_noise(now: Summary, before: Summary, slower: bool) -> None:
+    assert is_slower(now, before) is slower
+
+
+def test_samples_fill_the_time_within_bounds() -> None:
+    assert num_samples(0.2, 2000.0) == 100
+    assert num_samples(0.2, 1.0) == MAX_SAMPLES
+    assert num_samples(0.2, 1e6) == MIN_SAMPLES
+    assert num_samples(0.2, 0.0) == MAX_SAMPLES

@@ -48,9 +48,30 @@ def test_a_block_is_shown_with_its_roles(block: Path, capsys: pytest.CaptureFixt
         "attention_ffn_block softmax: post-norm, 2 heads of 8, scale 0.3536, key padding by mask, gelu of 32, "
         "epsilon 1e-06"
     )
-    roles = dict(line.split() for line in lines[1:-1])
+    roles = dict(line.split() for line in lines[1:-3])
     assert (roles["query"], roles["query_bias"], roles["down"], roles["residual1"]) == ("mq", "bq_", "md", "res1")
-    assert lines[-1] == "net.onnx: 1 blocks, 1 attentions, 1 FFNs in 34 nodes; 0 near misses"
+    assert lines[-3:] == [
+        "tensorrt-rtx, tensorrt: 1 attention as Attention-23 where the plan is not worse",
+        "tensorrt --plugin: 1 attention_ffn_block unchanged: its heads are 8 wide; "
+        "the plugin takes 32, 64, 80, 96, 128",
+        "net.onnx: 1 blocks, 1 attentions, 1 FFNs in 34 nodes; 0 near misses",
+    ]
+
+
+def test_a_block_that_the_plugin_takes_is_shown_with_its_op_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = {"heads": np.array([0, 0, 1, 32]), "flat": np.array([0, 0, 32]), "scale": np.array(0.25, np.float32)}
+    wide |= {f"w{name}": np.ones((32, 32), np.float32) for name in "qkvod"} | {"wu": np.ones((32, 32), np.float32)}
+    wide |= {name: np.ones(32, np.float32) for name in ("bq", "bk", "bv", "bo", "bu", "bd", "g1", "g2", "e1", "e2")}
+    path = tmp_path / "wide.onnx"
+    onnx.save(model_of(POST, inputs="float[batch, seq, 32] x, int64[batch, seq] mask", **wide), path)
+    assert run(["fuse", str(path), "--json"]) == 0
+    forms = json.loads(capsys.readouterr().out)["forms"]
+    assert [(form["target"], form["region"], form["lowered_to"], form["reason"]) for form in forms] == [
+        ("tensorrt-rtx, tensorrt", "softmax", "Attention-23", None),
+        ("tensorrt --plugin", "softmax", "trtforge::AttentionFFN_post_gelu_lengths", None),
+    ]
 
 
 def test_without_explain_near_misses_are_counted(gated: Path, capsys: pytest.CaptureFixture[str]) -> None:

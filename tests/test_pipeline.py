@@ -54,8 +54,8 @@ def test_int8_comes_from_the_plan(int8: trtforge.BuildResult) -> None:
 def test_attention_stays_fused_and_float_and_says_why(int8: trtforge.BuildResult) -> None:
     assert int8.manifest.plan.fused_attention == 1
     assert set(int8.manifest.precision.attention_flops_fraction) == {"fp16"}
-    kept = {entry.node: entry.reason for entry in int8.manifest.precision.kept_float}
-    assert "end its fusion" in kept["scores"]
+    lowered = {entry.region: entry.lowered_to for entry in int8.manifest.fusion}
+    assert lowered == {"qkv": "sliced", "softmax": "Attention-23"}
 
 
 def test_every_loss_is_measured(int8: trtforge.BuildResult) -> None:
@@ -360,8 +360,8 @@ def test_progress_names_every_stage_in_order(tmp_path: Path) -> None:
     stages = list(dict.fromkeys(event.stage for event in events if event.level != "detail"))
     # INT8 graphs are verified before they are built: nodes may have to stay float.
     assert stages == [
-        *("load", "normalise", "specialise", "check shapes", "calibrate", "round weights"),
-        *("lower", "verify", "build", "write"),
+        *("load", "normalise", "specialise", "check shapes", "match", "choose fusion"),
+        *("calibrate", "round weights", "lower", "verify", "build", "write"),
     ]
 
 

@@ -14,6 +14,7 @@ from trtforge.backends.base import BuildResult as EngineResult
 from trtforge.draft_job import Draft, DraftJob, Found, Parts
 from trtforge.engine_options import EngineOptions
 from trtforge.errors import BuildError, InputError
+from trtforge.fusion.lower_block import brings_blocks
 from trtforge.gpu import find_gpus
 from trtforge.graph.native import OnnxNative
 from trtforge.isolation import Child
@@ -29,9 +30,9 @@ from trtforge.manifest import (
     Manifest,
     ModelInfo,
 )
-from trtforge.progress import Event
+from trtforge.progress import Event, Note
 from trtforge.remedies import Remedies, decomposed_attention, with_history
-from trtforge.stage_keys import engine_inputs
+from trtforge.stage_keys import engine_inputs, graph_sha256
 from trtforge.staging import Staging
 from trtforge.target import BackendName, Target
 
@@ -98,7 +99,7 @@ class BuildJob(DraftJob):
         """Run the stages; what they do not take from the cache themselves."""
         spec, staging = self.spec, tools.staging
         native = OnnxNative(tools.worker)
-        prepared = self.prepare(native)
+        prepared = self._lower_regions(tools, self.prepare(native), native)
         self.explain(trail.of_prepared(prepared))
         stages.check_operators(prepared.graph)
         quantizer = self.quantizer(prepared, native, staging.work)
@@ -124,6 +125,7 @@ class BuildJob(DraftJob):
         lowered, findings, parity = draft.lowered, draft.findings, draft.parity
         assert parity is not None
         remedies = parts.remedies
+        describe.check_plugin_layers(lowered, engine)
         precision = describe.describe_precision(spec, prepared, lowered, engine.plan)
         for text in describe.precision_warnings(precision, prepared, engine.plan, is_quantized=quantizer is not None):
             self.warn(text)
@@ -137,8 +139,8 @@ class BuildJob(DraftJob):
             targets=tuple(tools.target.names),
             engine=describe.describe_engine(spec, engine),
             precision=precision,
-            fusion=describe.describe_fusion(prepared),
-            near_misses=describe.describe_near_misses(prepared),
+            fusion=describe.describe_fusion(prepared, lowered),
+            near_misses=describe.describe_near_misses(prepared, lowered),
             plan=engine.plan.to_info(),
             profiles=describe.describe_profiles(self.inputs.profiles),
             io=describe.describe_io(self.loaded),
@@ -193,28 +195,66 @@ class BuildJob(DraftJob):
         """The refusal with the node that is to blame, where the builder named none and a few trials find it."""
         if refusal.node is not None:
             return refusal
-        from trtforge.trials import Trials, with_culprit
+        from trtforge.trials import with_culprit
 
-        if self._trials is None:  # one for all refusals, which counts what they take together
+        with self.watch.stage("diagnose") as note, self._open_trials(tools) as trials:
+            return with_culprit(refusal, lowered.graph, self.inputs.profiles, trials, note)
+
+    def _open_trials(self, tools: BuildTools) -> Trials:
+        """Builds of other graphs than the job's; one for all, which counts what refusals take together."""
+        from trtforge.trials import Trials
+
+        if self._trials is None:
             folder = tools.staging.work / "trials"
             folder.mkdir()
             spec = self.spec
             self._trials = Trials(tools.backend, tools.target, folder, tf32=spec.tf32, options=spec.engine_options)
-        with self.watch.stage("diagnose") as note, self._trials as trials:
-            return with_culprit(refusal, lowered.graph, self.inputs.profiles, trials, note)
+        return self._trials
+
+    def _lower_regions(self, tools: BuildTools, prepared: stages.Prepared, native: OnnxNative) -> stages.Prepared:
+        """The prepared graph, with attention in the form of which the builder makes the better plan."""
+        from trtforge import lowering
+
+        precision, recipe, graph = self.spec.precision, self.inputs.recipe, prepared.graph
+        if precision.base == "fp32":  # nothing to choose, and such builds are short
+            return prepared
+        with self.watch.stage("match"):
+            has_blocks = brings_blocks(self.spec.engine_options.plugins)
+            candidates = lowering.find_candidates(graph, precision, recipe, leaves_blocks=has_blocks)
+
+        def make() -> lowering.Decision:
+            with self.watch.stage("choose fusion") as note, self._open_trials(tools) as trials:
+                measure = lowering.measure_with(
+                    prepared,
+                    lambda form: lowering.lower_for_trial(form, precision, recipe, native),
+                    lambda lowered, whole: trials.plan(lowered, self.inputs.profiles, whole),
+                    note,
+                )
+                wanted = precision.quantization if precision.is_calibrated else None
+                return lowering.decide(graph, candidates.regions, wanted, measure)
+
+        decision = lowering.Decision((), {})
+        if candidates.regions:
+            decision = self.stage(
+                "regions",
+                lambda: [
+                    self.keys["prepared"],
+                    precision.name,
+                    recipe.model_dump(mode="json"),
+                    engine_inputs(tools.backend, self._request(tools)),
+                ],
+                reuse.JsonCodec(lowering.Decision),
+                make,
+            )
+        prepared = lowering.apply_decision(prepared, candidates, decision)
+        if self.cache is not None and decision.lowered:
+            self.keys["prepared"] = graph_sha256(prepared.graph)
+        return prepared
 
     def _build_engine(self, tools: BuildTools, prepared: stages.Prepared) -> tuple[EngineResult, dict[str, FileInfo]]:
         """The engine, and what the manifest says of the files beside it."""
         folder = tools.staging.directory
-        request = BuildRequest(
-            folder / MODEL_NAME,
-            folder / ENGINE_NAME,
-            self.inputs.profiles,
-            tools.target,
-            self.spec.tf32,
-            self._engine_options(tools),
-            own_timing_cache=self.spec.engine_options.timing_cache is None,
-        )
+        request = self._request(tools, prepared.regions.whole_attention)
         files: dict[str, FileInfo] = {}
         engine = self.stage(
             "build",
@@ -229,14 +269,26 @@ class BuildJob(DraftJob):
         files[ENGINE_NAME] = FileInfo(sha256=engine.engine_sha256, bytes=(folder / ENGINE_NAME).stat().st_size)
         return engine, dict(sorted(files.items()))
 
+    def _request(self, tools: BuildTools, whole_attention: tuple[str, ...] = ()) -> BuildRequest:
+        """What the builder is asked for."""
+        folder = tools.staging.directory
+        return BuildRequest(
+            folder / MODEL_NAME,
+            folder / ENGINE_NAME,
+            self.inputs.profiles,
+            tools.target,
+            self.spec.tf32,
+            self._engine_options(tools),
+            own_timing_cache=self.spec.engine_options.timing_cache is None,
+            whole_attention=whole_attention,
+        )
+
     def _run_builder(
         self, tools: BuildTools, request: BuildRequest, prepared: stages.Prepared, files: dict[str, FileInfo]
     ) -> EngineResult:
         """Build the engine, and meanwhile do what needs none: load the later stages, infer shapes, hash files."""
         with self.watch.stage("build") as note:
-            building = tools.pool.submit(
-                tools.backend.build, request, tools.worker, lambda progress: note(str(progress.get("phase", "")))
-            )
+            building = tools.pool.submit(self._take_trial_or_build, tools, request, note)
             for later_stage in ("trtforge.acceptance", "trtforge.report"):
                 importlib.import_module(later_stage)
             with OnnxNative() as native:
@@ -244,6 +296,13 @@ class BuildJob(DraftJob):
             # The engine may be half written, and the builder says what its hash is.
             files |= artifact.describe_files(tools.staging.directory, {ENGINE_NAME})
             return building.result()
+
+    def _take_trial_or_build(self, tools: BuildTools, request: BuildRequest, note: Note) -> EngineResult:
+        """The engine: of the trial that chose the graph's form, where that was of this very file."""
+        tried = None if self._trials is None else self._trials.reuse(request, tools.staging.directory / LOG_NAME)
+        if tried is not None:
+            return tried
+        return tools.backend.build(request, tools.worker, lambda progress: note(str(progress.get("phase", ""))))
 
     def _engine_options(self, tools: BuildTools) -> EngineOptions:
         """The options, with the cache's timing cache where the builder has such a thing and the user named none."""

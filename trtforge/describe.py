@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Literal
 from trtforge import __version__
 from trtforge.backends.base import Backend, BuildResult
 from trtforge.backends.plan import EnginePlan, node_precision
+from trtforge.errors import BuildError
 from trtforge.fusion.packed_qkv import PATTERN
+from trtforge.fusion.regions import AttentionFfnBlock
 from trtforge.graph.cost import GEMM_OPS, constant_weight
 from trtforge.graph.edit import all_nodes
 from trtforge.graph.intake.element_types import FLOAT32, FLOAT64
@@ -34,6 +36,7 @@ from trtforge.manifest import (
     ProfileInfo,
     RangeInfo,
 )
+from trtforge.ops.attention_ffn import DOMAIN
 from trtforge.profile import Profile, ProfileSet, ShapeRange
 from trtforge.quantization.table import CalibrationTable
 from trtforge.quantization.weight_storage import weight_storage
@@ -47,6 +50,8 @@ from trtforge.user_code import source_sha256
 if TYPE_CHECKING:
     from trtforge.quantization.placement import Placement
 
+# In which form a region was built that stays as it was.
+UNCHANGED = "unchanged"
 # Packages whose version can change an artifact.
 _PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes", "polygraphy")
 
@@ -91,6 +96,21 @@ def describe_engine(spec: BuildSpec, result: BuildResult) -> EngineInfo:
     """How the builder was told to make the engine, and what came of plugins."""
     values = spec.engine_options.identity()
     return EngineInfo(**values | {"plugins": dict(values["plugins"]), "plugin_layers": result.plugin_layers})
+
+
+def check_plugin_layers(lowered: Lowered, result: BuildResult) -> None:
+    """Refuse an engine in which a plugin computes fewer blocks than were made its own.
+
+    Raises:
+        BuildError: TensorRT imported function bodies instead, which it does silently.
+    """
+    wanted = 0 if lowered.blocks is None else len(lowered.blocks.lowered)
+    if result.plugin_layers < wanted:
+        raise BuildError(
+            f"a plugin computes {result.plugin_layers} layers of the engine, of {wanted} blocks made for it",
+            "the library does not have their operators, so the builder took their function bodies",
+            "build the library again with this version: trtforge plugin build",
+        )
 
 
 def engine_warnings(spec: BuildSpec, result: BuildResult) -> Iterator[str]:
@@ -219,20 +239,36 @@ def describe_calibration(placement: Placement | None, table: CalibrationTable | 
     )
 
 
-def describe_fusion(prepared: Prepared) -> tuple[FusionEntry, ...]:
-    """Regions that were rewritten."""
-    return tuple(
+def describe_fusion(prepared: Prepared, lowered: Lowered | None = None) -> tuple[FusionEntry, ...]:
+    """Regions, and what they were rewritten to; those of a plugin too, once the graph is lowered."""
+    respelled = (
         FusionEntry(region=entry.node, pattern=PATTERN, lowered_to=entry.lowered_to)
         for entry in prepared.fused.rewritten
     )
-
-
-def describe_near_misses(prepared: Prepared) -> tuple[NearMissEntry, ...]:
-    """Regions that nearly were."""
-    return tuple(
-        NearMissEntry(pattern=entry.pattern, node=entry.node, reason=entry.reason)
-        for entry in prepared.fused.near_misses
+    regions = (
+        FusionEntry(region=r.region, pattern=r.pattern, lowered_to=r.lowered_to or UNCHANGED, reason=r.reason)
+        for r in prepared.regions.regions
     )
+    return (*respelled, *regions, *_describe_blocks(lowered))
+
+
+def _describe_blocks(lowered: Lowered | None) -> Iterator[FusionEntry]:
+    if lowered is None or lowered.blocks is None:
+        return
+    pattern = AttentionFfnBlock.pattern
+    for block in lowered.blocks.lowered:
+        yield FusionEntry(region=block.region, pattern=pattern, lowered_to=f"{DOMAIN}::{block.op_type}")
+    for region, reason in lowered.blocks.unfit.items():
+        yield FusionEntry(region=region, pattern=pattern, lowered_to=UNCHANGED, reason=reason)
+
+
+def describe_near_misses(prepared: Prepared, lowered: Lowered | None = None) -> tuple[NearMissEntry, ...]:
+    """Regions that nearly were."""
+    respelled = ((miss.pattern, miss.node, miss.reason) for miss in prepared.fused.near_misses)
+    regions = ((miss.pattern, miss.node, miss.reason) for miss in prepared.regions.near_misses)
+    blocks = () if lowered is None or lowered.blocks is None else lowered.blocks.near_misses
+    found = (*respelled, *regions, *((miss.pattern, miss.node, miss.reason) for miss in blocks))
+    return tuple(NearMissEntry(pattern=pattern, node=node, reason=reason) for pattern, node, reason in found)
 
 
 def describe_findings(findings: Iterable[Finding]) -> tuple[dict[str, str], ...]:

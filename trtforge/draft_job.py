@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trtforge import reuse, stages, trail
 from trtforge.errors import ChildDiedError, InputError
+from trtforge.fusion.lower_block import brings_blocks, lower_blocks
 from trtforge.graph.save import save_model
 from trtforge.job import Job
 from trtforge.manifest import MODEL_NAME, ParityInfo
@@ -96,6 +97,8 @@ class DraftJob(Job):
                 kept = {**found.kept, **remedies.kept}
                 graph, overflow = parts.prepared.graph, found.overflow
                 lowered = stages.lower(graph, precision, parts.quantizer, parts.stored, kept, remedies.wide, overflow)
+                if brings_blocks(self.spec.engine_options.plugins):
+                    lowered = dataclasses.replace(lowered, blocks=lower_blocks(lowered.graph))
                 findings = stages.check_lint(lowered.graph)
                 save_model(lowered.graph, model)
             return lowered, findings
@@ -104,7 +107,12 @@ class DraftJob(Job):
             "lower",
             lambda: (
                 [self.keys[name] for name in ("prepared", "calibrate", "weights") if name in self.keys]
-                + [precision.name, dict(found.kept), [entry.model_dump() for entry in remedies.applied]]
+                + [
+                    brings_blocks(self.spec.engine_options.plugins),
+                    precision.name,
+                    dict(found.kept),
+                    [entry.model_dump() for entry in remedies.applied],
+                ]
                 + ([dataclasses.asdict(found.overflow)] if found.overflow is not None else [])
             ),
             reuse.LoweredCodec(model, self.spec.limits),

@@ -6,6 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import onnx_graphsurgeon as gs
+
+from trtforge.fusion.lower_attention import LOWERED_TO, attention_refusals
+from trtforge.fusion.lower_block import block_forms
 from trtforge.fusion.match import match_regions
 from trtforge.fusion.regions import Matches, region_to_dict
 from trtforge.graph.native import OnnxNative
@@ -13,9 +17,31 @@ from trtforge.graph.normalise import normalise
 from trtforge.graph.signature import input_specs
 from trtforge.graph.specialise import specialise
 from trtforge.limits import DEFAULT_LIMITS, Limits
+from trtforge.ops.attention_ffn import DOMAIN
 from trtforge.profile_choice import profile_file
 from trtforge.profile_sources import load_profiles
 from trtforge.stages import load_source
+
+NATIVE, PLUGIN = "tensorrt-rtx, tensorrt", "tensorrt --plugin"
+"""What a build is for: any backend without a plugin library, and TensorRT with one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """What a half-precision build makes of a region.
+
+    Attributes:
+        target: `NATIVE` or `PLUGIN`.
+        pattern, region: the region's; an attention is listed for `NATIVE` also where it is part of a block.
+        lowered_to: the form; None where it stays as it is. A native one is kept where the plan is not worse.
+        reason: why it stays.
+    """
+
+    target: str
+    pattern: str
+    region: str
+    lowered_to: str | None
+    reason: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,12 +53,14 @@ class FuseResult:
         profile: the file that the ranges come from; None where every open dim stays as open as the model leaves it.
         num_nodes: of that form.
         matches: regions and near misses; their names are those of that form, which keeps the source's where it can.
+        forms: what a build makes of them.
     """
 
     model: Path
     profile: Path | None
     num_nodes: int
     matches: Matches
+    forms: tuple[Form, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values.
@@ -40,6 +68,7 @@ class FuseResult:
         `regions` holds, for each outermost region, its `pattern` ("attention_ffn_block", "attention" or "ffn"), `roles`
         {role: node}, and the fields of `fusion.regions`. `near_misses` holds the nearest `pattern`, the `anchor` that
         the search started from, the `node` where it stopped and the `reason`. `counts` counts inner regions too.
+        `forms` holds what a build makes of a `region`, by `target`: `lowered_to`, or null and the `reason`.
         """
         return {
             "model": str(self.model),
@@ -48,6 +77,7 @@ class FuseResult:
             "counts": self.counts(),
             "regions": [region_to_dict(region) for region in self.matches.regions],
             "near_misses": [dataclasses.asdict(miss) for miss in self.matches.near_misses],
+            "forms": [dataclasses.asdict(form) for form in self.forms],
         }
 
     def counts(self) -> dict[str, int]:
@@ -78,4 +108,32 @@ def find_fusions(source: Path, profile: str | None = None, limits: Limits = DEFA
         graph, _ = normalise(loaded.graph, native=native, operators="float")
         if profiles is not None:
             specialise(graph, profiles, native)
-    return FuseResult(source, path, len(graph.nodes), match_regions(graph))
+    matches = match_regions(graph)
+    return FuseResult(source, path, len(graph.nodes), matches, _forms_of(graph, matches))
+
+
+def _forms_of(graph: gs.Graph, matches: Matches) -> tuple[Form, ...]:
+    """What a half-precision build makes of attentions and blocks."""
+    refusals = attention_refusals(graph, matches.attentions())
+    op_types, unfit = block_forms(graph, matches.blocks())
+    native = (
+        Form(
+            NATIVE,
+            region.pattern,
+            region.name,
+            None if region.name in refusals else LOWERED_TO,
+            refusals.get(region.name),
+        )
+        for region in matches.attentions()
+    )
+    plugin = (
+        Form(
+            PLUGIN,
+            block.pattern,
+            block.name,
+            f"{DOMAIN}::{op_types[block.name]}" if block.name in op_types else None,
+            unfit.get(block.name),
+        )
+        for block in matches.blocks()
+    )
+    return (*native, *plugin)

@@ -95,11 +95,25 @@ class PrecisionInfo(FileModel):
 
 
 class FusionEntry(FileModel):
-    """A region that was rewritten; named by its first node."""
+    """A region and what it became.
+
+    Attributes:
+        region: name of one of its nodes.
+        pattern: what it is.
+        lowered_to: in which form it was built.
+        reason: why it stays as it was, where it does.
+    """
 
     region: str
     pattern: str
     lowered_to: str
+    reason: str | None = None
+
+    def describe(self) -> str:
+        """In a sentence."""
+        if self.reason is None:
+            return f"{self.region}: {self.pattern} is now {self.lowered_to}"
+        return f"{self.region}: {self.pattern} stays as it was, because {self.reason}"
 
 
 class NearMissEntry(FileModel):

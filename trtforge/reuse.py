@@ -28,6 +28,7 @@ from trtforge.spec import FLOAT_DTYPES, Precision
 from trtforge.stages import Lowered
 
 if TYPE_CHECKING:
+    from trtforge.fusion.lower_block import BlockReport
     from trtforge.quantization.cast import CastReport
     from trtforge.quantization.qdq import QdqReport
     from trtforge.quantization.rounding import RoundedWeights
@@ -102,14 +103,14 @@ class LoweredCodec:
         if self.model.with_name(f"{self.model.name}.data").exists():
             return None
         lowered, findings = value
-        content = _lowered_reports().dump_python((lowered.qdq, lowered.cast, findings), mode="json")
+        content = _lowered_reports().dump_python((lowered.qdq, lowered.cast, lowered.blocks, findings), mode="json")
         return content, {MODEL_NAME: self.model}
 
     def load(self, entry: Entry) -> tuple[Lowered, tuple[Finding, ...]]:
         """See `cache.Codec`."""
         entry.fetch(MODEL_NAME, self.model)
-        qdq, cast, findings = _lowered_reports().validate_python(entry.value)
-        return Lowered(load_model(self.model, self.limits).graph, qdq, cast), findings
+        qdq, cast, blocks, findings = _lowered_reports().validate_python(entry.value)
+        return Lowered(load_model(self.model, self.limits).graph, qdq, cast, blocks), findings
 
 
 class CalibrationCodec:
@@ -235,11 +236,14 @@ class ArtifactCodec:
         return manifest
 
 
-def _lowered_reports() -> pydantic.TypeAdapter[tuple[QdqReport | None, CastReport | None, tuple[Finding, ...]]]:
+def _lowered_reports() -> pydantic.TypeAdapter[
+    tuple[QdqReport | None, CastReport | None, BlockReport | None, tuple[Finding, ...]]
+]:
+    from trtforge.fusion.lower_block import BlockReport
     from trtforge.quantization.cast import CastReport
     from trtforge.quantization.qdq import QdqReport
 
-    return pydantic.TypeAdapter(tuple[QdqReport | None, CastReport | None, tuple[Finding, ...]])
+    return pydantic.TypeAdapter(tuple[QdqReport | None, CastReport | None, BlockReport | None, tuple[Finding, ...]])
 
 
 def _build_results() -> pydantic.TypeAdapter[BuildResult]:

@@ -110,6 +110,7 @@ def engine_inputs(backend: Backend, request: BuildRequest) -> dict[str, Any]:
         "profiles": [info.model_dump(mode="json") for info in describe_profiles(request.profiles)],
         "tf32": request.tf32,
         "options": request.options.identity(),
+        "whole attention": list(request.whole_attention),
     }
 
 

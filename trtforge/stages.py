@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 
 from trtforge.errors import Diagnosis, InputError
 from trtforge.fusion.packed_qkv import PackedQkvReport, pack_qkv
+from trtforge.fusion.regions import NearMiss
 from trtforge.graph.cost import attention_flops, gemm_flops
 from trtforge.graph.edit import all_nodes, copy_graph
 from trtforge.graph.lint import RULES, Finding, fix, lint
@@ -37,6 +38,7 @@ from trtforge.source import source_kind
 from trtforge.spec import FLOAT_DTYPES, Precision
 
 if TYPE_CHECKING:
+    from trtforge.fusion.lower_block import BlockReport
     from trtforge.quantization.cast import CastReport
     from trtforge.quantization.checkpoint import Checkpoint
     from trtforge.quantization.observation import Observation
@@ -51,6 +53,37 @@ FP32_NAME = "fp32.onnx"
 _KINDS = {"program": "torch.export program", "folder": "folder", "function": "function"}
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoweredRegion:
+    """What became of a region.
+
+    Attributes:
+        region, pattern: its name and what it is.
+        lowered_to: in which form it is now; None where it stays as it was.
+        reason: why it stays.
+    """
+
+    region: str
+    pattern: str
+    lowered_to: str | None
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionReport:
+    """What became of the regions of a graph.
+
+    Attributes:
+        regions: the rewritten ones first.
+        near_misses: places that are none.
+        whole_attention: names of the `Attention` nodes that the builder has to make one kernel of each.
+    """
+
+    regions: tuple[LoweredRegion, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    whole_attention: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A model ready to be quantized, cast and built.
@@ -58,11 +91,12 @@ class Prepared:
     Attributes:
         graph: normalised and fused, still in the source's precision.
         normalised: what normalisation changed.
-        fused: regions that were rewritten, and near misses.
+        fused: projections of query, key and value that were respelled, and near misses.
         opt: the input shapes at which costs are counted: the first profile's opt.
         largest: the largest size of each input's dims in any profile.
         mended: what was changed in a model that arrived quantized, so that the builder takes it.
         shapes: sizes by tensor name at `opt`; empty until `infer_shapes`.
+        regions: what became of attention regions; empty until lowering.py has decided.
     """
 
     graph: gs.Graph
@@ -72,6 +106,7 @@ class Prepared:
     largest: Mapping[str, tuple[int, ...]]
     mended: tuple[str, ...] = ()
     shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    regions: RegionReport = RegionReport()
 
     def infer_shapes(self, native: OnnxNative) -> None:
         """Fill `shapes`, once."""
@@ -115,11 +150,13 @@ class Lowered:
         graph: what is built.
         qdq: what was quantized; None when not asked for.
         cast: what stayed fp32 in an fp16 or bf16 graph; None in fp32.
+        blocks: what a plugin computes; None without one.
     """
 
     graph: gs.Graph
     qdq: QdqReport | None
     cast: CastReport | None
+    blocks: BlockReport | None = None
 
 
 def load_source(source: Path, limits: Limits) -> LoadedModel:

@@ -28,7 +28,7 @@ def of_prepared(prepared: Prepared) -> Iterator[Event]:
     for note in (*report.notes, *prepared.mended):
         yield _step("normalise", note)
     for region in describe.describe_fusion(prepared):
-        yield _step("match", f"{region.region}: {region.pattern} is now {region.lowered_to}")
+        yield _step("match", region.describe())
     for miss in describe.describe_near_misses(prepared):
         yield _step("match", f"{miss.node}: no {miss.pattern}, because {miss.reason}")
 
@@ -44,6 +44,9 @@ def of_lowered(prepared: Prepared, lowered: Lowered, findings: Sequence[Finding]
         yield _step("cast", f"{len(lowered.cast.cast_nodes)} nodes run in {lowered.cast.dtype}")
         for kept in lowered.cast.kept_float32:
             yield _step("cast", f"{kept.node} stays float32: {kept.reason}")
+    for entry in describe.describe_fusion(prepared, lowered):
+        if entry.describe() not in known:
+            yield _step("lower", entry.describe())
     for note in describe.pass_notes(prepared, lowered):
         if note not in known:
             yield _step("lower", note)
@@ -68,7 +71,7 @@ def of_manifest(manifest: Manifest) -> Iterator[Event]:
     for note in manifest.notes:
         yield _step("passes", note)
     for region in manifest.fusion:
-        yield _step("match", f"{region.region}: {region.pattern} is now {region.lowered_to}")
+        yield _step("match", region.describe())
     for miss in manifest.near_misses:
         yield _step("match", f"{miss.node}: no {miss.pattern}, because {miss.reason}")
     for kept in manifest.precision.kept_float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Self
 
 import onnx_graphsurgeon as gs
 
-from trtforge.backends.base import Backend, BuildRequest
+from trtforge.backends.base import Backend, BuildRequest, BuildResult
 from trtforge.backends.diagnose import describe_place
 from trtforge.backends.messages import RULES
+from trtforge.backends.plan import EnginePlan
 from trtforge.engine_options import DEFAULT_OPTIONS, EngineOptions
 from trtforge.errors import BuildError, ChildDiedError, Diagnosis, TrtForgeError
 from trtforge.graph.cut import Cut, Scissors, ShapeTable
@@ -54,6 +56,14 @@ class Part:
     is_smallest: bool
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trial:
+    """What the last trial was asked for and gave."""
+
+    request: BuildRequest
+    result: BuildResult
+
+
 class Trials:
     """Builds parts of a graph in a child process, which is started again where it dies.
 
@@ -80,27 +90,73 @@ class Trials:
         self._target = target
         self.folder = folder
         self.blame_left = ALL_BLAME_TRIALS
+        self._log = folder / "build.log"
         self._tf32 = tf32
         # What a part takes to build is of no use for the whole.
         self._options = dataclasses.replace(options, timing_cache=None)
         self._worker: Child | None = None
+        self._last: _Trial | None = None
 
     def failure(self, graph: gs.Graph, profiles: ProfileSet) -> TrtForgeError | None:
         """The builder's refusal or death; None where it builds the graph."""
-        log, model = self.folder / "build.log", self.folder / "part.onnx"
+        found = self.build(graph, profiles)
+        return found if isinstance(found, TrtForgeError) else None
+
+    def build(
+        self, graph: gs.Graph, profiles: ProfileSet, whole_attention: tuple[str, ...] = ()
+    ) -> BuildResult | TrtForgeError:
+        """The engine, which the next trial overwrites; the builder's refusal or death where it does not build."""
+        model = self.folder / "part.onnx"
         save_model(graph, model)
+        self._log.write_bytes(b"")  # the worker appends to it
         if self._worker is None:
-            log.unlink(missing_ok=True)
-            self._worker = self._backend.start_worker(log)
-        request = BuildRequest(model, self.folder / "part.engine", profiles, self._target, self._tf32, self._options)
+            self._worker = self._backend.start_worker(self._log)
+        request = BuildRequest(
+            model,
+            self.folder / "part.engine",
+            profiles,
+            self._target,
+            self._tf32,
+            self._options,
+            whole_attention=whole_attention,
+        )
+        self._last = None
         try:
-            self._backend.build(request, self._worker)
+            result = self._backend.build(request, self._worker)
         except ChildDiedError as err:
             self.close()
             return err
         except BuildError as err:
             return err
-        return None
+        self._last = _Trial(request, result)
+        return result
+
+    def reuse(self, request: BuildRequest, log: Path) -> BuildResult | None:
+        """The engine of the last trial, where it was of the very file and options that are asked for now.
+
+        Args:
+            request: the engine is moved to where it wants it.
+            log: what the builder said then is appended to it.
+        """
+        model, last = self.folder / "part.onnx", self._last
+        if last is None or request.options != self._options or request.whole_attention != last.request.whole_attention:
+            return None
+        has_weights_beside = model.with_name(f"{model.name}.data").exists()
+        if has_weights_beside or not filecmp.cmp(model, request.model, shallow=False):
+            return None
+        self.close()
+        last.result.engine.replace(request.engine)
+        with log.open("ab") as file:
+            file.write(self._log.read_bytes())
+        self._last = None
+        return dataclasses.replace(last.result, engine=request.engine)
+
+    def plan(
+        self, graph: gs.Graph, profiles: ProfileSet, whole_attention: tuple[str, ...] = ()
+    ) -> EnginePlan | TrtForgeError:
+        """How the builder does a graph; its refusal or death where it does not."""
+        found = self.build(graph, profiles, whole_attention)
+        return found if isinstance(found, TrtForgeError) else found.plan
 
     def close(self) -> None:
         """End the child."""

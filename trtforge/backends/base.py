@@ -42,6 +42,8 @@ class BuildRequest:
         tf32: whether fp32 GEMMs may round their operands to TF32.
         options: how the builder makes the engine; the backend has checked them.
         own_timing_cache: the user did not name the timing cache, so one that does not fit is started anew.
+        whole_attention: names of the `Attention` nodes that must become one kernel each: the build fails otherwise. All
+            others are taken apart where there is no kernel for them.
     """
 
     model: Path
@@ -51,6 +53,7 @@ class BuildRequest:
     tf32: bool = True
     options: EngineOptions = DEFAULT_OPTIONS
     own_timing_cache: bool = False
+    whole_attention: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class NativeBuilder:
             # TensorRT builds for the GPU that is there, RTX for those that it is told.
             "compute_capabilities": list(target.compute_capabilities) if target.explicit and is_rtx else None,
             "tf32": request.tf32,
+            "whole_attention": list(request.whole_attention),
             "options": dataclasses.asdict(options)
             | {
                 "plugins": [str(path.absolute()) for path in options.plugins],

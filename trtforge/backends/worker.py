@@ -64,7 +64,7 @@ def _build(meta: Meta, arrays: Arrays, progress: Progress) -> tuple[Meta, Arrays
         raise error_from_refusal(_refusal_from_parser(parser, log, nodes), names, log.trace, _BUILDER)
     del content
     _check_profiles(network, meta["profiles"])
-    _let_attention_decompose(network)
+    _let_attention_decompose(network, names, frozenset(meta["whole_attention"]))
     progress({"phase": "building"})
     try:
         config = make_config(builder, network, meta, log, progress)
@@ -159,15 +159,16 @@ def _check_profiles(network: Any, profiles: list[dict[str, Any]]) -> None:
                 raise missing_range_error(port.name, number, port.shape)
 
 
-def _let_attention_decompose(network: Any) -> None:
+def _let_attention_decompose(network: Any, names: NameMap, whole: frozenset[str]) -> None:
     """Without this an Attention that has no fused kernel (fp32, head size 512) fails the build; one that has is fused
-    all the same, and the plan tells which.
+    all the same, and the plan tells which. Nodes named in `whole` are left to fail.
     """
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == trt.LayerType.ATTENTION_INPUT:
             layer.__class__ = trt.IAttentionInputLayer
-            layer.attention.decomposable = True
+            attention = layer.attention
+            attention.decomposable = names.nodes.get(attention.name, attention.name) not in whole
 
 
 def _write_engine(path: Path, engine: memoryview) -> str:

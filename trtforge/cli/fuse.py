@@ -46,6 +46,7 @@ def _print_result(result: FuseResult, explain: bool) -> None:
         sys.stdout.write(f"{region.pattern} {plain(region.name)}: {plain(', '.join(_facts(region)))}\n")
         print_table([(role, node) for role, node in region.roles().items() if node is not None])
     num_misses = len(result.matches.near_misses)
+    _print_forms(result)
     if explain:
         _print_near_misses(result)
     counts = result.counts()
@@ -54,6 +55,18 @@ def _print_result(result: FuseResult, explain: bool) -> None:
         f"{counts['ffn']} FFNs in {result.num_nodes} nodes; {num_misses} near misses"
         f"{' (--explain tells why)' if num_misses and not explain else ''}\n"
     )
+
+
+def _print_forms(result: FuseResult) -> None:
+    """What a build makes of the regions, for each kind of target; regions of one fate are counted."""
+    groups: dict[tuple[str, str, str | None, str | None], int] = {}
+    for form in result.forms:
+        fate = (form.target, form.pattern, form.lowered_to, form.reason)
+        groups[fate] = groups.get(fate, 0) + 1
+    for (target, pattern, lowered_to, reason), count in groups.items():
+        fate_text = f"unchanged: {reason}" if lowered_to is None else f"as {lowered_to}"
+        where = " where the plan is not worse" if lowered_to is not None and "::" not in lowered_to else ""
+        sys.stdout.write(f"{target}: {count} {pattern} {plain(fate_text)}{where}\n")
 
 
 def _print_near_misses(result: FuseResult) -> None:

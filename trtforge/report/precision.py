@@ -44,12 +44,17 @@ def precision(manifest: Manifest) -> Html:
 
 
 def fusion(manifest: Manifest) -> Html:
-    """The section on regions that were rewritten, and those that nearly were."""
-    rewritten = _grouped(((entry.pattern, entry.lowered_to), entry.region) for entry in manifest.fusion)
+    """The section on regions that were rewritten, those that stayed, and those that nearly were."""
+    done = [entry for entry in manifest.fusion if entry.reason is None]
+    stayed = _grouped(((e.pattern, e.reason), e.region) for e in manifest.fusion if e.reason is not None)
+    rewritten = _grouped(((entry.pattern, entry.lowered_to), entry.region) for entry in done)
     columns = [Column("Pattern"), Column("Lowered to"), Column("Regions", "number"), Column("First node", "name")]
     rows = [[pattern, code(to), str(len(nodes)), names(nodes)] for (pattern, to), nodes in rewritten.items()]
     missed = _grouped(((entry.pattern, entry.reason), entry.node) for entry in manifest.near_misses)
-    missed_rows = [[pattern, reason, str(len(nodes)), names(nodes)] for (pattern, reason), nodes in missed.items()]
+    stayed_rows, missed_rows = (
+        [[pattern, reason, str(len(nodes)), names(nodes)] for (pattern, reason), nodes in group.items()]
+        for group in (stayed, missed)
+    )
     missed_columns = [
         Column("Pattern"),
         Column("Why not", "name"),
@@ -60,6 +65,7 @@ def fusion(manifest: Manifest) -> Html:
         "fusion",
         "Fusion",
         block("Rewritten regions", long_table(columns, rows)),
+        block("Regions that stayed as they were", long_table(missed_columns, stayed_rows)),
         block("Near misses", long_table(missed_columns, missed_rows)),
     )
 

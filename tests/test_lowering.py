@@ -13,7 +13,7 @@ import pytest
 from encoder import WIDTH, save_encoder, save_profile, save_project
 from support import save_onnx
 
-from trtforge import stages
+from trtforge import lowering, stages
 from trtforge.backends.base import BuildRequest, BuildResult
 from trtforge.backends.builder import NativeBuilder
 from trtforge.backends.plan import EnginePlan, PlanLayer
@@ -117,6 +117,16 @@ def test_nothing_is_rewritten_where_each_kind_is_worse(graph: gs.Graph) -> None:
     lowered, kept, _ = decision(graph, lambda whole: plan_of(10 + len(whole), 2))
     assert lowered == ()
     assert set(kept.values()) == {"the plan has 11 kernels with it, 10 without"}
+
+
+def test_no_more_kinds_are_tried_than_the_limit(graph: gs.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "MAX_KINDS", 1)
+    lowered, kept, trials = decision(graph, lambda whole: plan_of(10 + ("two" in whole), 2))
+    assert (lowered, kept, trials) == (
+        ("one",),
+        {"two": "it is tried alone only where fewer than 1 kinds have more regions"},
+        3,
+    )
 
 
 def test_a_refusal_of_the_builder_is_the_reason(graph: gs.Graph) -> None:

@@ -3,8 +3,9 @@
 How a builder fuses a spelling is read from its plan, not assumed: the whole graph is built as it is and with every
 region that can be rewritten, in the precision asked for and for the target and profiles asked for. Scales do not change
 a plan, so quantized graphs are tried with stand-in ranges, before anything is calibrated. Where the plan is worse,
-each kind of region (`kind_of`) is tried on its own. So the usual model costs two builds more, and one with n kinds at
-most n + 2. The rewritten nodes must become one kernel each, or the trial fails: success proves the fusion.
+each kind of region (`kind_of`) is tried on its own, the largest ones first, `MAX_KINDS` at most. So the usual model
+costs two builds more, and one with n kinds at most n + 2. The rewritten nodes must become one kernel each, or the trial
+fails: success proves the fusion.
 
 A plan is worse that has more kernels, fewer fused attentions, or more GEMMs in a wider type than was asked for.
 """
@@ -28,6 +29,9 @@ from trtforge.progress import Note
 from trtforge.recipe import QuantRecipe
 from trtforge.spec import FLOAT_DTYPES, Precision
 from trtforge.stages import Lowered, LoweredRegion, Prepared, RegionReport, lower, plan_quantization
+
+# Kinds of region that are tried alone: each takes a build of the whole graph.
+MAX_KINDS = 8
 
 # How the builder does a graph, whose named `Attention` nodes must become one kernel each; or why it does not.
 Measure = Callable[[gs.Graph, tuple[str, ...]], EnginePlan | TrtForgeError]
@@ -137,7 +141,13 @@ def decide(graph: gs.Graph, candidates: Sequence[Attention], wanted: str | None,
     lowered: list[Attention] = []
     kept: dict[str, str] = {}
     best = plain
-    for regions in kinds.values():
+    by_number = sorted(kinds.values(), key=len, reverse=True)
+    for regions in by_number[MAX_KINDS:]:
+        kept |= {
+            region.name: f"it is tried alone only where fewer than {MAX_KINDS} kinds have more regions"
+            for region in regions
+        }
+    for regions in by_number[:MAX_KINDS]:
         reason, plan = reason_against([*lowered, *regions], best)
         if reason is None:
             lowered += regions

@@ -89,6 +89,21 @@ def test_a_source_that_gives_no_number_on_any_sample_is_named_and_no_cosine_is(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_a_float16_source_that_passes_its_range_is_told(tmp_path: Path, precision: str) -> None:
+    model = save_onnx(
+        tmp_path / "m.onnx",
+        """g (float[b, 2] x) => (float[b, 2] y) { h = Cast<to = 10>(x)
+           s = Mul(h, h) r = Sqrt(s) y = Cast<to = 1>(r) }""",
+    )
+    np.savez(tmp_path / "eval.npz", x=np.random.default_rng(0).uniform(300, 900, (20, 2)).astype(np.float32))
+    (tmp_path / "p.yaml").write_text("dims: {b: {min: 1, opt: 4, max: 8}}\ninputs: {x: [b, 2]}\n")
+    options: dict[str, Any] = {"profile": tmp_path / "p.yaml", "eval": str(tmp_path / "eval.npz")}
+    parity = trtforge.build(model, precision=precision, output=tmp_path / "out", **options).manifest.parity
+    assert not parity.passed
+    assert parity.note is not None and parity.note.startswith("The source itself is in float16, and a value passes")
+
+
 def test_a_budget_of_0_asks_for_no_numbers(tmp_path: Path) -> None:
     result = build_root(tmp_path, [[-1.0, -2.0]] * 20, budget=0.0)
     note = result.manifest.parity.note

@@ -78,6 +78,13 @@ def test_entries_that_cannot_hold_are_ignored_and_the_others_count() -> None:
     )
 
 
+@pytest.mark.parametrize(("low", "high"), [(2**31, "null"), (1, 2**31), (10**30, 10**40)])
+def test_sizes_that_no_tensor_has_bound_nothing(low: int, high: object) -> None:
+    found = traced(f'{{"version": 1, "dims": {{"batch": {{"min": {low}, "max": {high}}}}}}}')
+    assert found.dims == {}
+    assert found.notes == ("metadata 'trtforge.dims' bounds 'batch' to no size at all: ignored",)
+
+
 @pytest.mark.parametrize(
     ("fact", "info", "limits"),
     [

@@ -24,7 +24,7 @@ from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.manifest import MANIFEST_NAME, MODEL_NAME, REPORT_NAME, TABLE_NAME, Manifest, ParityInfo, load_manifest
 from trtforge.parity import left_out_note
 from trtforge.progress import Event, Reporter, ignore
-from trtforge.quantization.emulation import as_computed, uses_bfloat16
+from trtforge.quantization.emulation import as_computed, computes_float16, uses_bfloat16
 from trtforge.quantization.table import load_table
 from trtforge.reference import ReferenceModel
 from trtforge.report import render_report
@@ -41,6 +41,10 @@ BUILT_GRAPH = "the built graph in ONNX Runtime"
 # ONNX Runtime's CPU provider lacks kernels of these types: fp32 ones run, and every result is rounded.
 EMULATED_BF16 = f"{BUILT_GRAPH}, bf16 emulated"
 EMULATED_FP16 = f"{BUILT_GRAPH}, fp16 emulated"
+_NOTE_ON_FLOAT16 = (
+    "The source itself is in float16, and a value passes the type's range, which ends at 65504; ONNX Runtime computes "
+    "the source in float32, where that does not show. Export the model in float32."
+)
 BEFORE_QDQ = "before_qdq"
 CANDIDATE = "candidate"
 
@@ -108,9 +112,12 @@ def verify_build(
         parity = compare(reference, candidates, dataset, inputs.batch, budget, work, report)
     if parity.passed:
         return parity
+    notes = [parity.note]
     if leaves_out_rounding(prepared.graph):
-        notes = (parity.note, _note_on_rounding(spec, inputs, exact, work, report))
-        parity = parity.model_copy(update={"note": " ".join(note for note in notes if note)})
+        notes.append(_note_on_rounding(spec, inputs, exact, work, report))
+    if any(output.nan for output in parity.outputs.values()) and computes_float16(prepared.graph):
+        notes.append(_NOTE_ON_FLOAT16)
+    parity = parity.model_copy(update={"note": " ".join(note for note in notes if note) or None})
     weighted = prepared.gemm_flops
     outputs_of = {node.name: node.outputs[0].name for node in prepared.graph.nodes if node.name in weighted}
     worst = find_worst_nodes(exact, candidates[0].path, outputs_of, dataset, inputs.batch.opt)

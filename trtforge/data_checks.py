@@ -85,9 +85,10 @@ def check_array(spec: TensorSpec, dtype: np.dtype, shape: tuple[int, ...], sourc
     if dtype.hasobject:
         raise data_error(source, f"input '{spec.name}' holds Python objects", f"give arrays of {spec.dtype}")
     if dtype.name != spec.dtype:
-        raise data_error(
-            source, f"input '{spec.name}' is {dtype.name}; the model takes {spec.dtype}", f"save it as {spec.dtype}"
-        )
+        # numpy's files have no bfloat16: they give raw bytes back.
+        is_storable = spec.dtype != "bfloat16"
+        fix = f"save it as {spec.dtype}" if is_storable else "give it by module:function: a file cannot hold bfloat16"
+        raise data_error(source, f"input '{spec.name}' is {dtype.name}; the model takes {spec.dtype}", fix)
     if not shape and spec.shape != ():
         raise data_error(source, f"input '{spec.name}' has no axis of samples", "make samples its first axis")
     if spec.shape is None:

@@ -21,6 +21,8 @@ from trtforge.textfile import FileModel, parse_json, validate
 KEY = "trtforge.dims"
 # Characters; an entry takes about 50, and a model has few dims.
 _MOST_TEXT = 2**16
+# The builders count sizes in int32.
+_MOST_SIZE = 2**31 - 1
 
 
 class _Written(FileModel):
@@ -90,7 +92,10 @@ def read_traced_dims(
     except InputError as err:
         return _ignored(specs, err.why)
     known = {dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)}
-    is_range = {name: info.max is None or info.max >= max(info.min, 1) for name, info in content.dims.items()}
+    is_range = {
+        name: info.min <= _MOST_SIZE and (info.max is None or max(info.min, 1) <= info.max <= _MOST_SIZE)
+        for name, info in content.dims.items()
+    }
     dims = {name: info for name, info in content.dims.items() if name in known and is_range[name]}
     others = [name for name in content.dims if name not in known]
     empty = [name for name in content.dims if name in known and not is_range[name]]

@@ -169,6 +169,12 @@ def test_nodes_that_lack_inputs_are_passed_over() -> None:
     assert {rule for rule, _, _ in broken(body, domains=', "com.microsoft": 1')} == {"microsoft-qdq"}
 
 
+@pytest.mark.parametrize("opset", [20, 23])
+def test_attention_without_a_value_is_passed_over(opset: int) -> None:
+    body = "g (float[1, 2, 4, 8] x) => (float[1, 2, 4, 8] y) { y = Attention(x, x) }"
+    assert not [found for found in findings(body, opset=opset) if found.rule != "missing-op"]
+
+
 def test_scale_of_a_constant_node_is_no_run_time_scale() -> None:
     body = """g (float[2] x) => (float[2] y) <int8 z = {0}> {
         s = Constant<value = float {0.5}>() q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"""

@@ -112,3 +112,12 @@ def test_unknown_ranks_are_left(native: OnnxNative) -> None:
         v = Reshape(x, k) t = Transpose<{TO_NHWC}>(v) y0 = Relu(t) y = Transpose<{TO_NCHW}>(y0) }}"""
     graph, _ = normalised(body, native, {"x": X, "k": np.array([2, 3, 4, 5])})
     assert count(graph, "Transpose") == 0
+
+
+@pytest.mark.parametrize("perm", ["0, 1, 2, 9", "0, 0, 1, 2", "0, 2, 1"])
+def test_a_transpose_that_is_no_permutation_is_left_alone(native: OnnxNative, perm: str) -> None:
+    body = f"""g (float[N, 3, 4, 5] x) => (float[] y) {{
+        t = Transpose<perm = [0, 2, 1, 3]>(x) u = Transpose<perm = [{perm}]>(t) y = Relu(u) }}"""
+    graph, _ = normalise(graph_of(body), native=native)
+    perms = [node.attrs["perm"] for node in graph.nodes if node.op == "Transpose"]
+    assert perms == [[0, 2, 1, 3], [int(axis) for axis in perm.split(",")]]

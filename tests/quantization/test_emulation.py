@@ -100,11 +100,31 @@ def test_twin_keeps_the_type_that_an_attribute_states():
 @pytest.mark.parametrize(
     "text",
     [
-        "g (float16[b, 4] x) => (float[b, 4] y) { h = Mul(x, x) y = Cast<to = 1>(h) }",
-        "g (float[b, 4] x) => (float16[b, 4] y) { h = Cast<to = 10>(x) y = Mul(h, h) }",
-        "g (float[b, 4] x) => (float[b, 4] y) { y = Mul(x, x) }",
+        "g (float16[b, 4] x) => (float[b, 4] y) { h = Mul(x, x) r = Sqrt(h) y = Cast<to = 1>(r) }",
+        "g (float[b, 4] x) => (float16[b, 4] y) { c = Cast<to = 10>(x) h = Mul(c, c) y = Sqrt(h) }",
+        "g (float16[b, 4] x) => (float16[b, 4] h, float16[b, 4] y) { h = Mul(x, x) y = Sqrt(h) }",
+        """g (float[b, 4] x, bool yes) => (float[b, 4] y) { c = Cast<to = 10>(x)
+           i = If(yes) <then_branch = t () => (float16[b, 4] r) { h = Mul(c, c) r = Sqrt(h) },
+                        else_branch = e () => (float16[b, 4] n) { n = Neg(c) }>
+           y = Cast<to = 1>(i) }""",
+        """g (float16[b, 4] x, bool yes) => (float16[b, 4] y) {
+           y = If(yes) <then_branch = t () => (float16[b, 4] r) { h = Mul(x, x) r = Sqrt(h) },
+                        else_branch = e () => (float16[b, 4] n) { n = Identity(x) }> }""",
+        """g (float16[b, 4] x, bool yes) => (float16[b, 4] y) { n = Constant<value = int64 {1}>()
+           y = Loop(n, yes, x) <body = l (int64 i, bool going, float16[b, 4] v)
+               => (bool more, float16[b, 4] r) { more = Identity(going) h = Mul(v, v) r = Sqrt(h) }> }""",
     ],
 )
-def test_a_graph_with_float16_at_its_ends_or_none_inside_is_run_as_it_is(text):
+def test_float16_at_the_ends_and_in_bodies_is_rounded(text):
     graph = graph_from_text(text)
+    feeds = {tensor.name: np.array(True) for tensor in graph.inputs if tensor.name == "yes"}
+    dtype = np.dtype(graph.inputs[0].dtype)
+    for value, expected in ((100.1, np.sqrt(np.float16(100.1) ** 2)), (1000.0, np.inf)):
+        *_, y = run(as_computed(graph), x=np.full((1, 4), value, dtype), **feeds)
+        assert y.dtype == graph.outputs[-1].dtype
+        assert np.array_equal(y.astype(np.float32), np.full((1, 4), np.float16(expected), np.float32))
+
+
+def test_a_graph_without_float16_is_run_as_it_is():
+    graph = graph_from_text("g (float[b, 4] x) => (float[b, 4] y) { y = Mul(x, x) }")
     assert as_computed(graph) is graph

@@ -43,6 +43,8 @@ def is_refused_form(node: gs.Node) -> bool:
 
 def _value_size_differs(node: gs.Node) -> bool:
     """True where a head of value has another size than one of query."""
+    if optional_input(node, 2) is None:
+        return False  # no valid Attention: left to the check of operators
     query, value = (static_size(node.inputs[index], -1) for index in (0, 2))
     counts = (node.attrs.get("q_num_heads", 1), node.attrs.get("kv_num_heads", 1))
     return query is not None and value is not None and query * counts[1] != value * counts[0]

@@ -67,9 +67,10 @@ def _is_transpose(node: gs.Node) -> bool:
 
 
 def _perm(node: gs.Node) -> Perm | None:
-    """The permutation of a Transpose; None where the rank is needed and unknown."""
+    """The permutation of a Transpose; None where the rank is needed and unknown, and for what is none."""
     if "perm" in node.attrs:
-        return tuple(int(axis) for axis in node.attrs["perm"])
+        perm = tuple(int(axis) for axis in node.attrs["perm"])
+        return perm if sorted(perm) == list(range(len(perm))) else None
     shape = node.inputs[0].shape
     return None if shape is None else tuple(reversed(range(len(shape))))
 
@@ -88,6 +89,8 @@ def _merge(graph: gs.Graph) -> int:
         if perm is None:
             continue
         source, first = sources.get(id(node.inputs[0]), (node.inputs[0], tuple(range(len(perm)))))
+        if len(first) != len(perm):  # the model gives one tensor two ranks
+            continue
         perm = tuple(first[axis] for axis in perm)
         is_merged, is_nothing = source is not node.inputs[0], perm == tuple(range(len(perm)))
         num_changed += is_merged or is_nothing

@@ -112,7 +112,12 @@ class BuildJob(DraftJob):
         if self.may_keep_wide(parts):
             # Before the engine is built, which takes the nodes that have to stay wide.
             prepared.infer_shapes(native)
-            draft = self.keep_wide(parts, draft)
+            try:
+                draft = self.keep_wide(parts, draft)
+            except InputError:
+                # Where nothing can run the model, what the builder refuses says more: it names the node.
+                self._build(tools, parts, draft)
+                raise
         engine, files, draft = self._build(tools, parts, draft)
         if draft.parity is None:
             verified = self.keep_wide(parts, draft)

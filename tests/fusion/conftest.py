@@ -14,7 +14,7 @@ from trtforge.graph.normalise import normalise
 from trtforge.limits import DEFAULT_LIMITS
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prepare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepare]:
     """Normalise a model as a build does; one child process for all tests."""
     folder = tmp_path_factory.mktemp("fusion")

@@ -32,11 +32,11 @@ def worker(tmp_path):
         yield child
 
 
-def build(worker, folder, model, profile, on_progress=None):
+def build(worker, folder, model, profile):
     path = folder / "model.onnx"
     onnx.save(model, path)
     request = BuildRequest(path, folder / "e", profile_set(profile), rtx_target_from_option("sm_86"))
-    return BACKEND.build(request, worker, on_progress)
+    return BACKEND.build(request, worker)
 
 
 def test_a_crash_of_the_parser_names_the_node_that_it_was_on(worker, tmp_path):
@@ -58,19 +58,27 @@ def test_a_crash_of_the_parser_names_the_node_that_it_was_on(worker, tmp_path):
 
 def test_a_killed_builder_names_a_node_of_what_it_was_building(worker, tmp_path):
     rng = np.random.default_rng(0)
-    lines = [f"[mm{i}] h{i} = MatMul({f'r{i - 1}' if i else 'x'}, w) [act{i}] r{i} = Erf(h{i})" for i in range(60)]
-    text = f"g (float[b,64] x) => (float[b,64] y) {{ {' '.join(lines)} [last] y = Neg(r59) }}"
+    lines = [f"[mm{i}] h{i} = MatMul({f'r{i - 1}' if i else 'x'}, w) [act{i}] r{i} = Erf(h{i})" for i in range(200)]
+    text = f"g (float[b,64] x) => (float[b,64] y) {{ {' '.join(lines)} [last] y = Neg(r199) }}"
     model = model_from_text(text, w=rng.normal(size=(64, 64)).astype(np.float32))
-    building = threading.Event()
+    building, over = threading.Event(), threading.Event()
 
-    def kill_once_building(_):
-        trace, names = read_log(worker.log)
-        if trace.mentioned in names.nodes and not building.is_set():
-            building.set()
-            os.kill(worker.pid, signal.SIGKILL)
+    def kill_once_building():
+        while not over.wait(0.01):
+            trace, names = read_log(worker.log)
+            if trace.mentioned in names.nodes:
+                building.set()
+                os.kill(worker.pid, signal.SIGKILL)
+                return
 
-    with pytest.raises(ChildDiedError) as caught:
-        build(worker, tmp_path, model, {"x": batch(64)}, kill_once_building)
+    watcher = threading.Thread(target=kill_once_building)
+    watcher.start()
+    try:
+        with pytest.raises(ChildDiedError) as caught:
+            build(worker, tmp_path, model, {"x": batch(64)})
+    finally:
+        over.set()
+        watcher.join()
     assert building.is_set()
     assert "was killed by signal 9 (SIGKILL)" in caught.value.what
     assert "it was building a group of nodes, last named was node '" in caught.value.why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import json
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +20,8 @@ import pytest
 import trtforge.benchmark
 from trtforge.benchmark import gpu_check
 from trtforge.benchmark.case import BlockCase
-from trtforge.benchmark.gpu_check import find_sanitizer, run_sanitizers, summary_lines
+from trtforge.benchmark.gpu_check import check_correctness, find_sanitizer, run_sanitizers, summary_lines
+from trtforge.benchmark.measure import Bench
 from trtforge.benchmark.results import CaseResult, Measurement, ResultFile, case_line, read_lines
 from trtforge.benchmark.session import Budget
 from trtforge.cli.app import run
@@ -133,6 +136,9 @@ def test_host_exits_1_where_a_case_is_wrong(
         (["--dtype", "fp8"], "--dtype 'fp8' is not known"),
         (["--mask", "banded"], "--mask 'banded' is not known"),
         (["--order", "both"], "--order 'both' is not known"),
+        (["--order", "post,pre"], "--order 'post,pre' is not known"),
+        (["--activation", "gelu,relu"], "--activation 'gelu,relu' is not known"),
+        (["--strategy", "launches"], "--strategy is for --host"),
         (["--heads", "7"], "--heads 7 does not suit"),
         (["--peers", "cudnn"], "there is no implementation 'cudnn'"),
         (["--baseline", "missing.jsonl"], "result file missing.jsonl does not exist"),
@@ -222,6 +228,35 @@ def test_every_name_of_cupy_that_is_used_exists() -> None:
             value = getattr(value, part)
 
 
+def test_correctness_counts_what_was_compared_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = tuple(dataclasses.replace(CASE, sequence=sequence) for sequence in (8, 16, 24, 32))
+    seconds = 0.0
+
+    def measured(_: Bench, case: BlockCase, names: tuple[str, ...]) -> CaseResult:
+        nonlocal seconds
+        seconds += 6.0
+        refused = Measurement("plugin (persistent)", "call", failure="the block was not launched")
+        failure = "wrong result: error 9.00 x" if case.sequence == 16 else None
+        assert names == ("plugin", "plugin (launches)", "plugin (persistent)")
+        return CaseResult(case, (refused, Measurement("plugin", "call", failure=failure, is_wrong=failure is not None)))
+
+    monkeypatch.setattr(gpu_check, "measure_case", measured)
+    bench: Any = Bench(None, None, None)  # type: ignore[arg-type]
+    for expected in (
+        [
+            "WRONG b1-s16-h64-n2-f96-fp16-none-post-gelu, plugin, call: wrong result: error 9.00 x",
+            "correctness: 2 cases left out for want of time",
+            "correctness: 2 cases, 1 wrong",
+        ],
+        ["correctness: 4 cases, 1 wrong"],
+    ):
+        said: list[str] = []
+        file = ResultFile(tmp_path / "results.jsonl", {"card": "c"})
+        # A fifth of it is for correctness: 10 s, enough for two cases of 6 s.
+        assert check_correctness(bench, cases, file, Budget(50.0, lambda: seconds), said.append) == 1
+        assert said == expected
+
+
 def say_nothing(_: str) -> None:
     pass
 
@@ -233,6 +268,13 @@ def test_a_machine_without_compute_sanitizer_goes_on(tmp_path: Path, monkeypatch
     assert run_sanitizers(tmp_path / "lib.so", (CASE,), file, budget, say_nothing) == 0
     lines = [line for line in read_lines(file.path) if line["kind"] == "sanitizer"]
     assert [(line["tool"], line["status"]) for line in lines] == [("racecheck", "missing"), ("memcheck", "missing")]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -260,7 +302,10 @@ def test_what_a_sanitizer_says_is_kept(
     if status == "late":
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(pids) == 2
-        assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+        until = time.monotonic() + 20  # they sleep for 60; a signal is on its way when kill returns
+        while any(map(is_running, pids)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not any(map(is_running, pids))
     else:
         assert "--tool racecheck --error-exitcode 86" in lines[0]["log"]
         assert f"-m trtforge.benchmark.sanitized {tmp_path / 'lib.so'} {CASE.key}" in lines[0]["log"]

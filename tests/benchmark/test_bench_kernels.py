@@ -22,7 +22,9 @@ from trtforge.benchmark.kernels import STRATEGIES, BlockKernels, DeviceSize
 from trtforge.benchmark.operands import make_operands
 from trtforge.benchmark.reference import Reference, calibrated
 from trtforge.errors import BuildError, ChildDiedError, InputError, TrtForgeError, UnavailableError
+from trtforge.plugins import toolkit
 from trtforge.plugins.sources import SourceTree
+from trtforge.plugins.toolkit import Toolkit
 from trtforge.progress import Stopwatch, ignore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,6 +198,28 @@ def test_a_compiler_that_refuses_is_quoted_and_leaves_nothing(tmp_path: Path) ->
         compilers._compile(["g++"], ["-O0"], [source], ["-shared"], folder / "lib.so")
     assert "bad.cpp:1" in caught.value.why
     assert list(folder.iterdir()) == []
+
+
+def test_a_toolkit_of_mixed_releases_is_named_here_too(tmp_path: Path) -> None:
+    compiler = tmp_path / "nvcc"
+    compiler.write_text("#!/bin/sh\necho 'ptxas fatal : Unsupported .version 9.5' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(UnavailableError, match="the kernels were not built") as caught:
+        compilers._run([str(compiler)])
+    assert "different releases" in caught.value.why
+
+
+def test_headers_are_found_though_nvcc_is_a_script_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc, cuda = tmp_path / "bin" / "nvcc", tmp_path / "cuda"
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(compilers, "find_toolkit", lambda: Toolkit(nvcc, "13.0.88", None))
+    monkeypatch.setattr(toolkit, "_SYSTEM_CUDA", cuda)
+    with pytest.raises(UnavailableError, match="CUDA's headers were not found"):
+        compilers.cuda_include()
+    for root in (cuda, tmp_path):  # the later one is beside nvcc, and comes first
+        (root / "include").mkdir(parents=True)
+        (root / "include" / "cuda_fp16.h").touch()
+        assert compilers.cuda_include() == root / "include"
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "int8"])

@@ -14,7 +14,7 @@ from trtforge.benchmark.case import BlockCase
 from trtforge.benchmark.measure import NAMES, Bench, check_names, measure_case
 from trtforge.benchmark.operands import make_operands
 from trtforge.benchmark.reference import K_RMS, Reference, calibrated
-from trtforge.errors import InputError, UnavailableError
+from trtforge.errors import BuildError, InputError, UnavailableError
 
 CASE = BlockCase(2, 9, 64, 2, 80)
 SAMPLES = (3.0, 4.0)
@@ -23,7 +23,6 @@ SAMPLES = (3.0, 4.0)
 class Given:
     """An implementation that gives y, and whose call does `work`."""
 
-    name = about = ""
     rms_limit = K_RMS
 
     def __init__(self, y: Any, work: Callable[[], None] = lambda: None, is_quantized: bool = True) -> None:
@@ -76,9 +75,14 @@ def test_what_cannot_be_made_fails_in_both_modes_and_the_next_is_measured(monkey
     def refuse() -> Any:
         raise UnavailableError("torch is not here", "it is not installed")
 
-    measured = run(monkeypatch, {"eager": refuse, "plugin": lambda: Given(exact_bits(CASE))})
+    def refuse_to_build() -> Any:
+        raise BuildError("TensorRT does not take the block", "no such\noperator", "leave this peer out")
+
+    makers = {"eager": refuse, "tensorrt": refuse_to_build, "plugin": lambda: Given(exact_bits(CASE))}
+    measured = run(monkeypatch, makers)
     assert [m.failure for m in measured[:2]] == ["torch is not here: it is not installed"] * 2
-    assert measured[2].samples_us == SAMPLES
+    assert [m.failure for m in measured[2:4]] == ["TensorRT does not take the block: no such operator"] * 2
+    assert measured[4].samples_us == SAMPLES
 
 
 def test_peers_of_an_int8_block_are_compared_with_a_block_that_is_not_quantized(

@@ -130,6 +130,13 @@ def test_a_damaged_document_is_refused_with_the_place(tmp_path: Path, change: di
     assert text in str(caught.value)
 
 
+def test_a_file_of_half_a_first_line_holds_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"kind": "run", "schema_ver')
+    with pytest.raises(InputError, match="holds no result"):
+        read_run(path)
+
+
 @pytest.mark.parametrize("value", ["-1.0", "0", "1e999", "NaN", '"x"'])
 def test_a_time_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
     path = saved(tmp_path / "run.jsonl")

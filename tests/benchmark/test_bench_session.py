@@ -152,7 +152,7 @@ def test_results_of_another_card_are_not_continued(tmp_path: Path) -> None:
     ResultFile(path, {**CONDITIONS, "peaks": {"fp16_tflops": 1.1}})  # measured anew
 
 
-@pytest.mark.parametrize("text", ['{"kind": "case"}\n', "[1]\n", "no json\n"])
+@pytest.mark.parametrize("text", ['{"kind": "case"}\n', "[1]\n", "no json\n", "one line without an end"])
 def test_another_file_is_not_written_to(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)

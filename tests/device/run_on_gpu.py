@@ -8,8 +8,8 @@ timed against PyTorch, the most telling cases first. Every result is a line of t
 same command continues a run that was interrupted. `trtforge bench report FILE --html PAGE` makes a page of it, on any
 machine.
 
-Exit 0: everything right. 1: a wrong result, or a race or a bad access was found. 2: not possible here.
-4: stopped within a step by the time limit; the same command goes on.
+Exit 0: all that was checked is right; what there was no time or no tool for is said. 1: a wrong result, or a race or a
+bad access was found. 2: not possible here. 4: stopped within a step by the time limit; the same command goes on.
 """
 
 from __future__ import annotations

@@ -6,16 +6,14 @@ The runner (tests/csrc/block/block_runner.cpp) reads a line per case and a raw f
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from block_reference import Array, Operands, Sizes, block_in_float64, input_scales, make_operands
 from case_count import count_cases
-from emulation_build import sanitizer_environment
+from emulation_build import TYPES, sanitizer_environment
 
 from trtforge.ops.attention_ffn import ACTIVATIONS, Variant
 
@@ -23,8 +21,6 @@ ROOT = Path(__file__).parents[2]
 LAUNCHERS = sorted((ROOT / "plugins" / "csrc" / "launch").glob("*.cu"))
 RUNNER = ROOT / "tests" / "csrc" / "block" / "block_runner.cpp"
 SOURCES = [RUNNER, *LAUNCHERS]
-RUNS_ALL = os.environ.get("TRTFORGE_ALL_KERNEL_TESTS") == "1"
-TYPES = {"half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 AUTO, LAUNCHES, PERSISTENT = 0, 1, 2  # BlockStrategy
 STRATEGIES = {"launches": LAUNCHES, "persistent": PERSISTENT}
 

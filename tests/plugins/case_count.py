@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+RUNS_ALL = os.environ.get("TRTFORGE_ALL_KERNEL_TESTS") == "1"
 PROPERTY = "kernel_cases"
 _properties: list[tuple[str, object]] = []
 

@@ -11,12 +11,17 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNELS = REPOSITORY / "plugins" / "csrc"
 EMULATOR = sorted((KERNELS / "emulation").glob("*.cpp"))
 BUILD = REPOSITORY / "build" / "emulation"
+
+# The element types of the kernels, in the order of ElementType.
+TYPES = {"half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 ERROR_STATUS = 70  # kErrorStatus of emulation/errors.h
 SANITIZER_STATUS = {"thread": 66, "address": 77}

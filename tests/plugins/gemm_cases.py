@@ -9,16 +9,14 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 from case_count import count_cases
-from emulation_build import sanitizer_environment
+from emulation_build import TYPES, sanitizer_environment
 from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
 Operands = dict[str, Array]
 
-TYPES = {"half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu", "silu")
 TILES = ("auto", "small", "medium", "large")
 INT8_ROW_BYTES = 16  # rows of int8 matrices start at multiples of this

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from gemm_cases import TYPES, Array, Case, Operands
+from block_reference import ACTIVATIONS
+from emulation_build import TYPES
+from gemm_cases import Array, Case, Operands
 from numpy.typing import NDArray
 
 Double = NDArray[np.float64]
@@ -24,19 +26,6 @@ OUTPUT_ROUNDING = {"half": 2.0**-11, "bf16": 2.0**-8}
 SMALLEST = {"half": 2.0**-24, "bf16": 2.0**-133}
 LIPSCHITZ = 1.13
 ACTIVATION_ROUNDINGS = 8
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def activate(activation: str, x: Double) -> Double:
-    if activation == "gelu":
-        return np.asarray(0.5 * x * (1 + _erf(x / np.sqrt(2))))
-    if activation == "gelu_tanh":
-        return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
-    if activation == "relu":
-        return np.where(x < 0, 0.0, x)
-    if activation == "silu":
-        return x / (1 + np.exp(-x))
-    return x
 
 
 def finish(case: Case, operands: Operands, product: Double, error: Double) -> tuple[Double, Double]:
@@ -48,7 +37,7 @@ def finish(case: Case, operands: Operands, product: Double, error: Double) -> tu
     if case.activation != "none":
         error = LIPSCHITZ * error + ACTIVATION_ROUNDINGS * FLOAT_ROUNDING * np.abs(value)
         with np.errstate(all="ignore"):  # NaN and infinities are among the inputs
-            value = activate(case.activation, value)
+            value = ACTIVATIONS[case.activation](value)
     if "residual" in operands:
         value = value + operands["residual"].astype(np.float64)
         error = error + FLOAT_ROUNDING * np.abs(value)

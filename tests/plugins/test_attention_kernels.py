@@ -6,7 +6,6 @@ TRTFORGE_ALL_KERNEL_TESTS=1 runs the whole grid and compiles for every target; w
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shutil
 import subprocess
@@ -15,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_cases import HEAD_SIZES, TYPES, Attention, Run, check, compute, random_attention, reference, start
-from emulation_build import build_host_program
+from attention_cases import HEAD_SIZES, Attention, Run, check, compute, random_attention, reference, start
+from case_count import RUNS_ALL
+from emulation_build import TYPES, build_host_program
+
+from trtforge.plugins.compile import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "plugins" / "csrc" / "launch" / "attention.cu"
 SOURCES = [ROOT / "tests" / "csrc" / "attention" / "attention_runner.cpp", LAUNCHER]
-RUNS_ALL = os.environ.get("TRTFORGE_ALL_KERNEL_TESTS") == "1"
-TARGETS = (75, 80, 86, 89, 90, 100, 120)
 
 BATCH, HEADS = 3, 2
 SEQUENCES = (1, 5, 64, 65, 130)
@@ -273,7 +273,7 @@ class Compiled:
     ptx: str
 
 
-@pytest.fixture(scope="module", params=TARGETS if RUNS_ALL else [80])
+@pytest.fixture(scope="module", params=ARCHITECTURES if RUNS_ALL else [80])
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")

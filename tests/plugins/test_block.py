@@ -12,9 +12,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from block_cases import PERSISTENT, RUNS_ALL, SOURCES, STRATEGIES, TYPES, Case, check, check_blocks, prepare, run
+from block_cases import PERSISTENT, SOURCES, STRATEGIES, Case, check, check_blocks, prepare, run
 from block_reference import Sizes
-from emulation_build import build_host_program
+from case_count import RUNS_ALL
+from emulation_build import TYPES, build_host_program
 
 from trtforge.ops.attention_ffn import Variant, all_variants
 
@@ -159,6 +160,8 @@ REFUSALS: list[tuple[dict[str, object], str]] = [
     ({"type": "bf16", "sm": 75}, "bf16 needs sm_80"),
     ({"multiprocessors": 0}, "a device without multiprocessors"),
     ({"batch": 40000, "sequence": 40000}, "is over 2^30"),
+    ({"batch": 2**30, "sequence": 1}, "batch * num_heads"),
+    ({"batch": 2**20, "sequence": 2**10, "num_heads": 1024, "width": 2**16}, "tiles"),
 ]
 
 

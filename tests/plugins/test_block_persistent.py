@@ -12,29 +12,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from block_cases import (
-    AUTO,
-    LAUNCHERS,
-    LAUNCHES,
-    PERSISTENT,
-    ROOT,
-    RUNS_ALL,
-    SOURCES,
-    Case,
-    check,
-    prepare,
-    run,
-)
+from block_cases import AUTO, LAUNCHERS, LAUNCHES, PERSISTENT, ROOT, SOURCES, Case, check, prepare, run
 from block_reference import Sizes
+from case_count import RUNS_ALL
 from emulation_build import SANITIZER_STATUS, build_host_program, sanitizer_environment
 
 from trtforge.ops.attention_ffn import Variant
+from trtforge.plugins.compile import ARCHITECTURES
 
 LAUNCH = ROOT / "plugins" / "csrc" / "launch"
 NUM_PHASES = {"float": 7, "int8": 8}  # pre-norm, and post-norm with x quantized
-TARGETS = (75, 80, 86, 89, 90, 100, 120)
 KERNELS = ("half", "bf16", "half_s8", "bf16_s8")
-COMPILED = [(kernels, target) for kernels in KERNELS for target in TARGETS] if RUNS_ALL else [("half_s8", 75)]
+COMPILED = [(kernels, target) for kernels in KERNELS for target in ARCHITECTURES] if RUNS_ALL else [("half_s8", 75)]
 
 
 @pytest.fixture(scope="session")

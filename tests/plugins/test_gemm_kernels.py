@@ -6,7 +6,6 @@ TRTFORGE_ALL_KERNEL_TESTS=1 runs the whole grid and compiles for every target; w
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shutil
 import subprocess
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation_build import build_host_program
+from case_count import RUNS_ALL
+from emulation_build import TYPES, build_host_program
 from gemm_cases import (
     ACTIVATIONS,
-    TYPES,
     Array,
     Case,
     Operands,
@@ -35,13 +34,13 @@ from gemm_references import (
     rounded_excess,
 )
 
+from trtforge.plugins.compile import ARCHITECTURES
+
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "plugins" / "csrc" / "launch"
 LAUNCHERS = [LAUNCH / "gemm.cu", LAUNCH / "gemm_s8.cu", LAUNCH / "gemm_rows.cu"]
 RUNNER = ROOT / "tests" / "csrc" / "gemm"
 SOURCES = [RUNNER / "runner.cpp", RUNNER / "phases.cpp", *LAUNCHERS]
-RUNS_ALL = os.environ.get("TRTFORGE_ALL_KERNEL_TESTS") == "1"
-TARGETS = (75, 80, 86, 89, 90, 100, 120)
 SAMPLED_TARGETS = (75, 100)  # those whose register allocation is the odd one out
 
 ROWS, COLS, DEPTHS = (1, 7, 64, 129), (8, 72, 256), (8, 64, 200)
@@ -365,7 +364,7 @@ def test_the_largest_tile_that_fills_the_device_is_chosen(program: Path, tmp_pat
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize("source", LAUNCHERS, ids=lambda path: path.name)
-@pytest.mark.parametrize("target", TARGETS if RUNS_ALL else SAMPLED_TARGETS)
+@pytest.mark.parametrize("target", ARCHITECTURES if RUNS_ALL else SAMPLED_TARGETS)
 def test_kernels_compile_without_spills(tmp_path: Path, source: Path, target: int) -> None:
     command = ["nvcc", "-std=c++17", f"-arch=sm_{target}", "-cubin", "-Xptxas", "-v", "-Werror", "all-warnings"]
     compiled = subprocess.run(

@@ -17,21 +17,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from trtforge.errors import InputError
+from trtforge.ops.attention_ffn import HEAD_SIZES, INT8_K_MULTIPLE, Activation, NormOrder
 
 Dtype = Literal["fp16", "bf16", "int8"]
 Mask = Literal["none", "causal", "lengths", "bias"]
-Order = Literal["pre", "post"]
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
-HEAD_SIZES = (32, 64, 80, 96, 128)  # of the attention kernels
 # The most telling first: what is measured when time is short.
 BATCHES = (8, 1, 32)
 SEQUENCES = (512, 128, 384, 64, 2048)
 WIDTHS = (768, 384, 1024)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 MASKS: tuple[Mask, ...] = get_args(Mask)
-ORDERS: tuple[Order, ...] = get_args(Order)
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _ELEMENT_BYTES = 2  # fp16 and bf16
 _LENGTH_SEED = 5
 
@@ -59,7 +55,7 @@ class BlockCase:
     inner_width: int
     dtype: Dtype = "fp16"
     mask: Mask = "none"
-    order: Order = "post"
+    order: NormOrder = "post"
     activation: Activation = "gelu"
 
     @property
@@ -136,7 +132,7 @@ class Grid:
     inner_widths: Sequence[int] = ()
     dtypes: Sequence[Dtype] = ("fp16",)
     masks: Sequence[Mask] = ("none",)
-    order: Order = "post"
+    order: NormOrder = "post"
     activation: Activation = "gelu"
 
     def cases(self) -> tuple[BlockCase, ...]:
@@ -176,7 +172,7 @@ def _usual_heads(width: int) -> int:
 
 def _check(case: BlockCase) -> None:
     """Refuse what the kernels would."""
-    multiple = 16 if case.dtype == "int8" else 8
+    multiple = INT8_K_MULTIPLE if case.dtype == "int8" else 8
     positive = min(case.batch, case.sequence, case.width, case.num_heads, case.inner_width) > 0
     fits = positive and case.width % multiple == 0 and case.inner_width % multiple == 0
     if not fits:

@@ -7,7 +7,6 @@ and the host runs.
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import os
 import shutil
 import subprocess
@@ -15,14 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trtforge.errors import BuildError, UnavailableError
-from trtforge.plugins.sources import find_sources
-from trtforge.plugins.toolkit import find_toolkit
+from trtforge.hashing import fingerprint, sha256_of_file
+from trtforge.plugins.build_errors import build_error
+from trtforge.plugins.sources import SourceTree, find_sources
+from trtforge.plugins.toolkit import find_beside, find_toolkit
 from trtforge.staging import translate_write_errors
 
-_SHOWN_LINES = 12
 _COMMON = ("-std=c++17", "-O2")
 _TOO_LONG_S = 300
-_SYSTEM_CUDA = Path("/usr/local/cuda")
+_HEADER = "include/cuda_fp16.h"
 
 
 def build_for_device(folder: Path, architecture: int) -> tuple[Path, str]:
@@ -39,12 +39,12 @@ def build_for_device(folder: Path, architecture: int) -> tuple[Path, str]:
         UnavailableError: nvcc is missing, or it does not know the architecture.
         BuildError: it refused the sources.
     """
-    toolkit = find_toolkit()
-    csrc = find_sources().root / "plugins" / "csrc"
+    toolkit, tree = find_toolkit(), find_sources()
+    csrc = tree.root / "plugins" / "csrc"
     sources = [*sorted((csrc / "launch").glob("*.cu")), csrc / "c_interface.cpp"]
     flags = [*_COMMON, f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-Xcompiler=-fPIC"]
     flags += ["-Xptxas=-v", f"-I{csrc}"]
-    name = _fingerprint(csrc, [*flags, toolkit.version])
+    name = _fingerprint(tree, [*flags, toolkit.version])
     library = folder / f"libtrtforge_kernels-sm{architecture}-{name}.so"
     log = library.with_suffix(".log")
     if not (library.is_file() and log.is_file()):
@@ -64,7 +64,8 @@ def build_for_host(folder: Path) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         raise UnavailableError("g++ was not found", "the emulated kernels are compiled with it", "apt install g++")
-    csrc = find_sources().root / "plugins" / "csrc"
+    tree = find_sources()
+    csrc = tree.root / "plugins" / "csrc"
     emulator = sorted((csrc / "emulation").glob("*.cpp"))
     if not emulator:
         why = f"the installed package does not carry them: {csrc / 'emulation'} holds none"
@@ -72,7 +73,8 @@ def build_for_host(folder: Path) -> Path:
     sources = [*sorted((csrc / "launch").glob("*.cu")), csrc / "c_interface.cpp", *emulator]
     include = cuda_include()
     flags = [*_COMMON, "-DTRTFORGE_EMULATION", "-fPIC", "-w", f"-I{csrc}", "-isystem", str(include)]
-    library = folder / f"libtrtforge_emulated-{_fingerprint(csrc, flags)}.so"
+    own = [sha256_of_file(path) for path in sorted((csrc / "emulation").iterdir())]
+    library = folder / f"libtrtforge_emulated-{_fingerprint(tree, [*flags, *own])}.so"
     if not library.is_file():
         _make_folder(folder)
         _compile([compiler], [*flags, "-x", "c++"], sources, ["-shared"], library)
@@ -85,12 +87,14 @@ def cuda_include() -> Path:
     Raises:
         UnavailableError: there is none.
     """
-    roots = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
-    nvcc = find_toolkit().nvcc.resolve()  # may be a script that calls the real one
-    for root in [*roots, nvcc.parent.parent, _SYSTEM_CUDA]:
-        if (root / "include" / "cuda_fp16.h").is_file():
-            return root / "include"
-    raise UnavailableError("CUDA's headers were not found", f"no cuda_fp16.h beside {nvcc}", "set CUDA_HOME")
+    home = os.environ.get("CUDA_HOME")
+    if home and (Path(home) / _HEADER).is_file():
+        return Path(home) / "include"
+    nvcc = find_toolkit().nvcc
+    found = find_beside(nvcc, _HEADER)
+    if found is None:
+        raise UnavailableError("CUDA's headers were not found", f"no cuda_fp16.h beside {nvcc}", "set CUDA_HOME")
+    return found.parent
 
 
 def _make_folder(folder: Path) -> None:
@@ -126,14 +130,10 @@ def _run(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as err:
         raise BuildError("the kernels were not built", str(err), "check the compiler") from err
     if done.returncode != 0:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if "ptxas info" not in line]
-        raise BuildError("the kernels were not built", "\n".join(said[:_SHOWN_LINES]), "check the compiler")
+        raise build_error("the kernels were not built", done.stderr + done.stdout)
     return done.stderr + done.stdout
 
 
-def _fingerprint(csrc: Path, flags: Sequence[str]) -> str:
-    """Of the sources and flags; enough of it for a file name."""
-    digest = hashlib.sha256("\0".join(flags).encode())
-    for path in sorted(path for path in csrc.rglob("*") if path.is_file()):
-        digest.update(f"\0{path.relative_to(csrc).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+def _fingerprint(tree: SourceTree, others: Sequence[str]) -> str:
+    """Of the sources and what else decides; enough of it for a file name."""
+    return fingerprint([tree.sha256, *others])[:16]

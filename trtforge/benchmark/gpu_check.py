@@ -5,12 +5,10 @@ Every part takes a share of the time that is left, so that a slow one does not c
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,12 +16,23 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtforge.benchmark.case import ACTIVATIONS, DTYPES, HEAD_SIZES, MASKS, ORDERS, BlockCase, Dtype, Grid
+from trtforge.benchmark.case import DTYPES, MASKS, BlockCase, Dtype, Grid
 from trtforge.benchmark.implementations import MODES
 from trtforge.benchmark.measure import PLUGIN_NAMES, Bench, measure_case
-from trtforge.benchmark.results import PLUGIN, CaseResult, ResultFile, case_line, read_lines, results_from_lines
+from trtforge.benchmark.results import (
+    PLUGIN,
+    CaseResult,
+    ResultFile,
+    RunResult,
+    case_line,
+    read_lines,
+    results_from_lines,
+)
 from trtforge.benchmark.session import Budget, run_session
 from trtforge.benchmark.torch_peers import TORCH_PEERS
+from trtforge.ops.attention_ffn import ACTIVATIONS, HEAD_SIZES, ORDERS
+from trtforge.plugins.commands import run_with_children
+from trtforge.plugins.toolkit import find_beside, find_toolkit
 
 NAMES = (*PLUGIN_NAMES, *TORCH_PEERS)
 CORRECTNESS_SHARE = 0.2
@@ -104,15 +113,15 @@ def check_correctness(bench: Bench, cases: Sequence[BlockCase], file: ResultFile
     for place, case in enumerate(left):
         if budget.remaining_s < until:
             say(f"correctness: {len(left) - place} cases left out for want of time")
+            left = left[:place]
             break
         result = measure_case(checker, case, PLUGIN_NAMES)
-        # A strategy that refuses a block is no mistake; the one that is chosen by itself has to compute it.
-        bad = [m for m in result.measurements if m.is_wrong or (m.implementation == PLUGIN and m.failure)]
-        file.write({**case_line(result), "kind": "correctness", "is_wrong": bool(bad)})
-        wrong += bool(bad)
-        for measured in bad:
-            say(f"WRONG {case.key}, {measured.implementation}, {measured.mode}: {measured.failure}")
-    say(f"correctness: {len(cases)} cases, {wrong} wrong")
+        found = RunResult({}, (result,)).wrong
+        file.write({**case_line(result), "kind": "correctness", "is_wrong": bool(found)})
+        wrong += bool(found)
+        for text in found:
+            say(f"WRONG {text}")
+    say(f"correctness: {len(done) + len(left)} cases, {wrong} wrong")
     return wrong
 
 
@@ -160,13 +169,13 @@ def summary_lines(results: Sequence[CaseResult]) -> list[str]:
 
 
 def find_sanitizer() -> Path | None:
-    """compute-sanitizer on PATH or beside nvcc."""
+    """compute-sanitizer on PATH or in nvcc's toolkit.
+
+    Raises:
+        UnavailableError: it is not on PATH, and there is no nvcc.
+    """
     found = shutil.which("compute-sanitizer")
-    nvcc = shutil.which("nvcc")
-    roots = [Path(nvcc).resolve().parents[1]] if nvcc else []
-    places = [Path(found)] if found else []
-    places += [root / "bin" / "compute-sanitizer" for root in [*roots, Path("/usr/local/cuda")]]
-    return next((place for place in places if place.is_file()), None)
+    return Path(found) if found else find_beside(find_toolkit().nvcc, "bin/compute-sanitizer")
 
 
 def _sanitize(tool: str, library: Path, cases: Sequence[BlockCase], seconds: float) -> SanitizerResult:
@@ -178,18 +187,9 @@ def _sanitize(tool: str, library: Path, cases: Sequence[BlockCase], seconds: flo
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     with tempfile.TemporaryFile() as output:
-        # A group of its own: the tool's child has to end with it.
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
         try:
-            status = process.wait(seconds)
-        except BaseException as err:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if not isinstance(err, subprocess.TimeoutExpired):
-                raise
+            status = run_with_children(command, environment, output, seconds)
+        except subprocess.TimeoutExpired:
             return SanitizerResult(tool, "late", f"it was ended after {seconds:.0f} s")
         output.seek(0)
         lines = output.read().decode("utf-8", "replace").splitlines()[-_LOG_LINES:]

@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from trtforge.benchmark.case import BlockCase
+from trtforge.benchmark.case import BlockCase, Dtype, Mask
+from trtforge.benchmark.implementations import Mode
 from trtforge.benchmark.results import PLUGIN, CaseResult, Measurement, RunResult, merge
 from trtforge.benchmark.samples import Summary, is_slower
 from trtforge.errors import InputError
+from trtforge.ops.attention_ffn import Activation, NormOrder
 from trtforge.textfile import FileModel, parse_json, read_text, validate
 
 # Of the conditions, what two runs share when their times may be compared.
@@ -28,17 +30,17 @@ class _Case(FileModel):
     width: _Count
     num_heads: _Count
     inner_width: _Count
-    dtype: Literal["fp16", "bf16", "int8"]
-    mask: Literal["none", "causal", "lengths", "bias"]
-    order: Literal["pre", "post"]
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"]
+    dtype: Dtype
+    mask: Mask
+    order: NormOrder
+    activation: Activation
 
 
 class _Measurement(FileModel):
     """As `Measurement`."""
 
     implementation: str
-    mode: Literal["call", "graph"]
+    mode: Mode
     samples_us: tuple[_Micros, ...]
     rms_ratio: float | None
     max_ratio: float | None
@@ -107,6 +109,8 @@ def read_run(path: Path) -> RunResult:
     # A last line without its end was cut off.
     lines = [line for line in text.split("\n")[:-1] if line.strip()]
     values = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    if not values:
+        raise InputError(f"{path} holds no result", "its first line was cut off", "measure again")
     head = validate(_RunLine, values[0], str(path))
     cases = [
         validate(_CaseLine, value, f"{path}, line {number}")

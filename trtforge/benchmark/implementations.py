@@ -24,14 +24,10 @@ class Implementation(Protocol):
     """One way to compute a block.
 
     Attributes:
-        name: in results.
-        about: what it is, in a line.
         is_quantized: it computes an int8 block in int8; others take the same weights in T.
         rms_limit: of its error, see reference.py.
     """
 
-    name: str
-    about: str
     is_quantized: bool
     rms_limit: float
 
@@ -55,8 +51,6 @@ class PluginBlock:
     def __init__(
         self, kernels: BlockKernels, device: Device, case: BlockCase, operands: Operands, strategy: str = "auto"
     ) -> None:
-        self.name = "plugin" if strategy == "auto" else f"plugin ({strategy})"
-        self.about = "trtforge's kernels" + ("" if strategy == "auto" else f", always by {strategy}")
         self.kernels = kernels
         self.device = device
         self.arrays = {name: device.upload(array) for name, array in kernel_arrays(case, operands).items()}

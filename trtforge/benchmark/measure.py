@@ -18,7 +18,7 @@ from trtforge.benchmark.results import PLUGIN, CaseResult, Measurement
 from trtforge.benchmark.tensorrt_peers import TENSORRT_PEERS, TensorRtBlock
 from trtforge.benchmark.timing import ColdTimer
 from trtforge.benchmark.torch_peers import TORCH_PEERS, TorchBlock
-from trtforge.errors import InputError, UnavailableError
+from trtforge.errors import InputError, TrtForgeError, UnavailableError
 
 PLUGIN_NAMES = (PLUGIN, *(f"plugin ({name})" for name in STRATEGIES if name != "auto"))
 # In the order in which they are measured.
@@ -135,6 +135,6 @@ def _require_device(device: Device, case: BlockCase, name: str) -> None:
 
 def _reason(error: Exception) -> str:
     """One line of an error."""
-    text = f"{error.what}: {error.why}" if isinstance(error, UnavailableError | InputError) else str(error)
-    line = " ".join(text.split())[:_MAX_FAILURE]
-    return line if isinstance(error, UnavailableError | InputError) else f"{type(error).__name__}: {line}"
+    if isinstance(error, TrtForgeError):
+        return " ".join(f"{error.what}: {error.why}".split())[:_MAX_FAILURE]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_FAILURE]}"

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from trtforge.benchmark.arrays import Host, bits_from_values
 from trtforge.benchmark.case import BlockCase
 from trtforge.benchmark.operands import EPSILON, Operands, softmax_scale
-from trtforge.ops.attention_ffn import DOMAIN, OPSET, VERSION, Variant, attributes_of, function_from_variant, inputs_of
+from trtforge.ops.attention_ffn import DOMAIN, OPSET, VERSION, Variant, attributes_of, inputs_of
 
 _IR_VERSION = 11
 
@@ -25,14 +25,9 @@ def variant_of(case: BlockCase) -> Variant:
     return Variant(case.order, case.activation, case.mask == "causal", case.dtype == "int8", case.mask == "lengths")
 
 
-def plugin_model(case: BlockCase, operands: Operands, with_body: bool = False) -> onnx.ModelProto:
-    """One node of the plugin's operator.
-
-    Args:
-        case: the block.
-        operands: of it.
-        with_body: attach its function, so that any executor computes it. Without, an executor that lacks the plugin
-            fails, and does not measure something else.
+def plugin_model(case: BlockCase, operands: Operands) -> onnx.ModelProto:
+    """One node of the plugin's operator, without its body: an executor that lacks the plugin fails, and does not
+    measure something else.
     """
     variant = variant_of(case)
     known: dict[str, Any] = {
@@ -45,8 +40,7 @@ def plugin_model(case: BlockCase, operands: Operands, with_body: bool = False) -
     node = helper.make_node(variant.op_type, inputs, ["y"], domain=DOMAIN)
     node.attribute.extend(helper.make_attribute(a.name, known[a.name]) for a in attributes_of(variant))
     constants = [_constant(name, operands.values[name], case) for name in inputs if name != "x"]
-    functions = [function_from_variant(variant)] if with_body else []
-    return _model(case, [node], constants, functions)
+    return _model(case, [node], constants)
 
 
 def standard_model(case: BlockCase, operands: Operands) -> onnx.ModelProto:
@@ -54,7 +48,7 @@ def standard_model(case: BlockCase, operands: Operands) -> onnx.ModelProto:
     return _StandardBlock(case, operands).model()
 
 
-def _model(case: BlockCase, nodes: list[Any], constants: list[Any], functions: list[Any]) -> onnx.ModelProto:
+def _model(case: BlockCase, nodes: list[Any], constants: list[Any]) -> onnx.ModelProto:
     shape = [case.batch, case.sequence, case.width]
     port = _element_type(case)
     graph = helper.make_graph(
@@ -65,7 +59,7 @@ def _model(case: BlockCase, nodes: list[Any], constants: list[Any], functions: l
         constants,
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, VERSION)]
-    return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=_IR_VERSION)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
 
 
 def _element_type(case: BlockCase) -> int:
@@ -98,7 +92,7 @@ class _StandardBlock:
             h = self._norm(self._add("Add", ["x", self._attention("x")]), "ln1")
             y = self._norm(self._add("Add", [h, self._ffn(h)]), "ln2")
         self.nodes.append(helper.make_node("Identity", [y], ["y"]))
-        return _model(self.case, self.nodes, self.constants, [])
+        return _model(self.case, self.nodes, self.constants)
 
     def _add(self, op: str, inputs: list[str], **attributes: Any) -> str:
         name = f"{op.lower()}_{len(self.nodes)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import resources
 
 from trtforge.benchmark.case import BlockCase
 from trtforge.benchmark.charts import latency_chart, legend, roofline_chart
@@ -13,15 +12,15 @@ from trtforge.benchmark.results import PLUGIN, CaseResult, Measurement, RunResul
 from trtforge.benchmark.roofline import Peaks, bound, gbps, tflops
 from trtforge.benchmark.tensorrt_peers import TENSORRT_PEERS
 from trtforge.benchmark.torch_peers import TORCH_PEERS
+from trtforge.report.document import document, resource
 from trtforge.report.markup import NOTHING, Column, Html, block, code, el, note, section, table
 
 _MODE_TITLES: dict[Mode, str] = {"call": "As called, launches included", "graph": "As one CUDA graph: device time"}
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def render_page(run: RunResult) -> str:
     """The page of a run: the text of an HTML file, in UTF-8."""
-    card = str(run.conditions.get("card", "unknown card"))
+    heading = f"Transformer blocks on {run.conditions.get('card', 'unknown card')}"
     names = _names(run)
     peaks = peaks_of(run)
     sections = [
@@ -32,14 +31,15 @@ def render_page(run: RunResult) -> str:
     body = el(
         "main",
         el("p", "trtforge bench plugin", class_="kicker"),
-        el("h1", f"Transformer blocks on {card}"),
+        el("h1", heading),
         _wrong(run),
         *sections,
         section("implementations", "Implementations", _implementations(run)),
         section("failures", "Not timed", _failures(run)),
         section("conditions", "Conditions", _conditions(run)),
     )
-    return "<!doctype html>\n" + el("html", _head(card), el("body", body), lang="en") + "\n"
+    style = resource("style.css") + resource("bench.css", "trtforge.benchmark")
+    return document(heading, style, body)
 
 
 def peaks_of(run: RunResult) -> Peaks | None:
@@ -141,17 +141,3 @@ def _conditions(run: RunResult) -> Html:
         "times that these take at the card's peaks."
     )
     return el("div", about, table([Column("What"), Column("Value", "name")], rows))
-
-
-def _head(card: str) -> Html:
-    style = resources.files("trtforge.report").joinpath("style.css").read_text(encoding="utf-8")
-    own = resources.files("trtforge.benchmark").joinpath("bench.css").read_text(encoding="utf-8")
-    return el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", f"Transformer blocks on {card}"),
-        el("style", Html(style + own)),
-    )

@@ -21,6 +21,8 @@ from trtforge.staging import translate_write_errors
 
 SCHEMA_VERSION = 1
 PLUGIN = "plugin"
+_HEAD = b'{"kind": "run"'  # how the first line begins
+_NO_RUN = "its first line, which is none of a run"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class CaseResult:
         matching = (m for m in self.measurements if (m.implementation, m.mode) == (implementation, mode))
         return next(matching, None)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return dataclasses.asdict(self)
+
     def speedup(self, peer: str, mode: Mode) -> float | None:
         """Median time of a peer over that of the plugin, both in one mode; None where one has no time."""
         times = [found.summary if (found := self.find(name, mode)) else None for name in (peer, PLUGIN)]
@@ -96,10 +102,7 @@ class RunResult:
         return {
             "schema_version": SCHEMA_VERSION,
             "conditions": dict(self.conditions),
-            "cases": [
-                {"case": result.case.to_dict(), "measurements": [dataclasses.asdict(m) for m in result.measurements]}
-                for result in self.cases
-            ],
+            "cases": [result.to_dict() for result in self.cases],
         }
 
 
@@ -129,17 +132,15 @@ class ResultFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("a", encoding="utf-8").close()
         self.lines = tuple(read_lines(path))
-        if not self.lines:
-            _drop_half_line(path)
-            self.write({"kind": "run", "schema_version": SCHEMA_VERSION, "conditions": dict(conditions)})
-            return
-        differing = _differences(self.lines[0], conditions)
+        differing = _differences(self.lines[0], conditions) if self.lines else _foreign_text(path)
         if differing:
             why = f"it differs in {', '.join(differing)}"
             raise InputError(
                 f"{path} holds the results of another run", why, "give another file, or move that one away"
             )
         _drop_half_line(path)
+        if not self.lines:
+            self.write({"kind": "run", "schema_version": SCHEMA_VERSION, "conditions": dict(conditions)})
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add a line."""
@@ -151,8 +152,7 @@ class ResultFile:
 
 def case_line(result: CaseResult) -> dict[str, Any]:
     """The line of a case."""
-    measurements = [dataclasses.asdict(measured) for measured in result.measurements]
-    return {"kind": "case", "case": result.case.to_dict(), "measurements": measurements}
+    return {"kind": "case", **result.to_dict()}
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -201,9 +201,16 @@ def _differences(head: Mapping[str, Any], conditions: Mapping[str, Any]) -> list
     """The conditions that are not those of a file's first line. Peaks may be measured, and are never twice the same."""
     before = head.get("conditions")
     if head.get("kind") != "run" or not isinstance(before, dict):
-        return ["its first line, which is none of a run"]
+        return [_NO_RUN]
     now = json.loads(json.dumps(conditions))
     return sorted(key for key in {*before, *now} - {"peaks"} if before.get(key) != now.get(key))
+
+
+def _foreign_text(path: Path) -> list[str]:
+    """Of a file without a whole line: nothing where it is empty or the beginning of a first line that was cut off."""
+    with path.open("rb") as file:
+        start = file.read(len(_HEAD))
+    return [] if _HEAD.startswith(start) else [_NO_RUN]
 
 
 def _drop_half_line(path: Path) -> None:

@@ -6,8 +6,9 @@ The mean is not shown: one sample during which the card changed its clock moves 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
+
+import numpy as np
 
 # Two runs of one program differ by this share from day to day, however narrow each run's samples are: clocks,
 # temperature and memory placement.
@@ -24,23 +25,14 @@ class Summary:
 
 
 def summarize(samples_us: Sequence[float]) -> Summary:
-    """The summary of at least one sample."""
-    return Summary(quantile(samples_us, 0.5), quantile(samples_us, 0.1), quantile(samples_us, 0.9))
-
-
-def quantile(samples: Sequence[float], share: float) -> float:
-    """The value below which `share` of the samples lie, interpolated between neighbours.
+    """The summary of samples; a percentile between two of them is interpolated.
 
     Raises:
         ValueError: there is no sample, or one is not a finite number.
     """
-    if not samples or not all(map(math.isfinite, samples)):
-        raise ValueError("a quantile is of finite samples")
-    ordered = sorted(samples)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    if not samples_us or not np.isfinite(samples_us).all():
+        raise ValueError("a summary is of finite samples")
+    return Summary(*np.quantile(samples_us, (0.5, 0.1, 0.9)).tolist())
 
 
 def is_slower(now: Summary, before: Summary) -> bool:

@@ -45,8 +45,6 @@ class TensorRtBlock:
             raise missing_extra("tensorrt", "tensorrt") from err
         from trtforge.benchmark.onnx_block import plugin_model, standard_model
 
-        self.name = name
-        self.about = TENSORRT_PEERS[name]
         self.case = case
         self.device = device
         has_plugin = name == "tensorrt+plugin"

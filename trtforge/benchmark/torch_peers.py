@@ -45,7 +45,6 @@ class TorchBlock:
     ) -> None:
         self.torch: Any = importlib.import_module("torch")
         self.name = name
-        self.about = TORCH_PEERS[name]
         self.case = case
         self.device = device
         self.stream = None if stream is None else self.torch.cuda.ExternalStream(stream)

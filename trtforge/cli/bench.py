@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,9 @@ def plugin(
     host: Annotated[
         bool, typer.Option("--host", help="Without a GPU: check small cases on the emulator. Measures no time.")
     ] = False,
-    strategy: Annotated[str, typer.Option(metavar="NAME", help="With --host: auto, launches or persistent.")] = "auto",
+    strategy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --host: auto (default), launches or persistent.")
+    ] = None,
     library: Annotated[
         Path | None,
         typer.Option(metavar="LIB", help="Of `trtforge plugin build --kernels`. Default: compiled for the card."),
@@ -73,6 +76,7 @@ def plugin(
 ) -> int:
     """Check the plugin against float64, then time it against PyTorch and TensorRT on this machine's GPU."""
     from trtforge.benching import PluginBench, bench_plugin
+    from trtforge.errors import InputError
     from trtforge.staging import check_free
 
     grid = _grid(batch, seq, hidden, heads, ffn, dtype, mask, order, activation, host)
@@ -80,7 +84,10 @@ def plugin(
         _refuse_with_host(
             output=output, baseline=baseline, minutes=minutes, html=html, peers=peers, plugin=plugin_library
         )
-        return _check_on_host(grid, strategy, library, as_json)
+        return _check_on_host(grid, strategy or "auto", library, as_json)
+    if strategy is not None:
+        why = "on a GPU each strategy is measured as an implementation of its own"
+        raise InputError("--strategy is for --host", why, f"--peers 'plugin ({strategy})'")
     spec = PluginBench(
         grid=grid,
         library=library,
@@ -139,20 +146,22 @@ def _grid(
     host: bool,
 ) -> Grid:
     from trtforge.benching import Grid
-    from trtforge.benchmark.case import ACTIVATIONS, DTYPES, MASKS, ORDERS
+    from trtforge.benchmark.case import DTYPES, MASKS
+    from trtforge.ops.attention_ffn import ACTIVATIONS, ORDERS
 
-    numbers = {"batches": batch, "sequences": seq, "widths": hidden, "heads": heads, "inner_widths": ffn}
-    names = {"--batch": batch, "--seq": seq, "--hidden": hidden, "--heads": heads, "--ffn": ffn}
-    given: dict[str, Any] = {
-        field: _numbers(option, text)
-        for (field, text), option in zip(numbers.items(), names, strict=True)
-        if text is not None
-    }
+    numbers = (
+        ("batches", "--batch", batch),
+        ("sequences", "--seq", seq),
+        ("widths", "--hidden", hidden),
+        ("heads", "--heads", heads),
+        ("inner_widths", "--ffn", ffn),
+    )
+    given: dict[str, Any] = {field: _numbers(option, text) for field, option, text in numbers if text is not None}
     for field, option, text, allowed in (("dtypes", "--dtype", dtype, DTYPES), ("masks", "--mask", mask, MASKS)):
         if text is not None or host:
-            given[field] = allowed if text is None else _names(option, text, allowed)
-    given["order"] = _names("--order", order, ORDERS)[0]
-    given["activation"] = _names("--activation", activation, ACTIVATIONS)[0]
+            given[field] = allowed if text is None else _names(option, text.split(","), allowed)
+    (given["order"],) = _names("--order", [order], ORDERS)
+    (given["activation"],) = _names("--activation", [activation], ACTIVATIONS)
     return Grid(**given)
 
 
@@ -165,10 +174,10 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         raise InputError(f"{option} {text!r} cannot be used", "it takes whole numbers", f"{option} 8,32") from err
 
 
-def _names(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+def _names(option: str, parts: Sequence[str], allowed: tuple[str, ...]) -> tuple[str, ...]:
     from trtforge.errors import InputError
 
-    names = tuple(part.strip() for part in text.split(","))
+    names = tuple(part.strip() for part in parts)
     for name in names:
         if name not in allowed:
             raise InputError(
@@ -211,8 +220,7 @@ def _print_host(result: HostResult) -> None:
             ("kernel", "architecture", "registers", "spilled bytes", "static shared bytes")
         ]
         for kernel in result.record.kernels:
-            spilled = kernel.spill_store_bytes + kernel.spill_load_bytes
-            sizes = (kernel.registers, spilled, kernel.static_shared_bytes)
+            sizes = (kernel.registers, kernel.spilled_bytes, kernel.static_shared_bytes)
             kernels.append((kernel.name, f"sm_{kernel.architecture}", *map(str, sizes)))
         print_table(kernels)
     num_right = sum(check.verdict.is_right for check in result.checks)

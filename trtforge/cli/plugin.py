@@ -102,7 +102,7 @@ def _print_record(record: LibraryRecord) -> None:
     rows = [("architecture", "types", "kernels", "most registers", "spilled bytes", "static shared bytes")]
     for architecture in record.architectures:
         kernels = [kernel for kernel in record.kernels if kernel.architecture == architecture]
-        spilled = sum(kernel.spill_store_bytes + kernel.spill_load_bytes for kernel in kernels)
+        spilled = sum(kernel.spilled_bytes for kernel in kernels)
         rows.append(
             (
                 f"sm_{architecture}",
@@ -120,7 +120,7 @@ def _print_kernels(record: LibraryRecord) -> None:
     """Registers by kernel and architecture; `+n` for n bytes that are spilled."""
     cells = {
         (kernel.name, kernel.architecture): f"{kernel.registers}"
-        + (f"+{spilled}" if (spilled := kernel.spill_store_bytes + kernel.spill_load_bytes) else "")
+        + (f"+{kernel.spilled_bytes}" if kernel.spilled_bytes else "")
         for kernel in record.kernels
     }
     rows = [("registers (+ spilled bytes)", *(f"sm_{architecture}" for architecture in record.architectures))]

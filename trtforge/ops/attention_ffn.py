@@ -12,6 +12,8 @@ An int8 variant quantizes the input of each of the four products with one scale,
 
 Named dims: B batch, S sequence, H width, N heads, F inner width. T is float16, bfloat16 or float32; the plugin takes
 the first two.
+
+Its names and tables are also read where there is no onnx: only a body needs it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Literal
-
-import onnx
-import onnx.parser
+from typing import TYPE_CHECKING, Literal
 
 from trtforge.errors import InputError
+
+if TYPE_CHECKING:
+    import onnx
 
 DOMAIN = "trtforge"
 VERSION = 1
@@ -32,6 +34,8 @@ VERSION = 1
 OPSET = 23
 # K of an int8 weight is a multiple of it: rows are copied in 16 bytes.
 INT8_K_MULTIPLE = 16
+# Of the attention kernels.
+HEAD_SIZES = (32, 64, 80, 96, 128)
 
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -177,6 +181,8 @@ def function_from_variant(variant: Variant) -> onnx.FunctionProto:
 
     Scores, their softmax and the statistics of LayerNorm are float32, whatever T is. Treat the result as read-only.
     """
+    import onnx.parser
+
     names = ", ".join(attribute.name for attribute in attributes_of(variant))
     inputs = ", ".join(given.name for given in inputs_of(variant))
     head = f'<domain: "{DOMAIN}", opset_import: ["" : {OPSET}]>'

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
-import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
-from trtforge.errors import BuildError, InputError, TrtForgeError, UnavailableError
+from trtforge.errors import InputError, TrtForgeError
 from trtforge.hashing import fingerprint, sha256_of_file
+from trtforge.plugins.build_errors import build_error
+from trtforge.plugins.commands import run_with_children
 from trtforge.plugins.record import LibraryRecord, read_record, record_path
 from trtforge.plugins.resources import resources_from_ptxas
 from trtforge.plugins.sources import SourceTree, find_sources
 from trtforge.plugins.toolkit import (
-    INSTALL_WHEELS,
     BuildTools,
     Headers,
     Toolkit,
@@ -30,8 +28,6 @@ from trtforge.staging import check_free, make_parents, replace_file, translate_w
 
 # As CMakeLists.txt has them; what the kernels are tested for.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-# Lines of a compiler's log that an error shows.
-_SHOWN_LINES = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,33 +195,11 @@ def _run(command: list[str], environment: dict[str, str], log: Path) -> str:
 
     Raises:
         BuildError: it failed.
-        UnavailableError: the log cannot be written.
+        UnavailableError: it failed for want of space, or because the toolkit's parts do not fit together.
     """
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = process.wait()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
+        status = run_with_children(command, environment, output)
     text = log.read_text(encoding="utf-8", errors="replace")
     if status != 0:
-        raise _build_error(text)
+        raise build_error("the plugin was not built", text)
     return text
-
-
-def _build_error(log: str) -> TrtForgeError:
-    """The error of a failed build: the lines around the first complaint."""
-    if re.search(r"no space left on device", log, re.IGNORECASE):
-        return UnavailableError("the plugin was not built", "no space left on device", "free some, or set TMPDIR")
-    if "Unsupported .version" in log:
-        why = "the parts of the CUDA toolkit are of different releases: ptxas refuses what a newer compiler wrote"
-        return UnavailableError("the plugin was not built", why, INSTALL_WHEELS)
-    lines = [line for line in log.splitlines() if line.strip() and "ptxas info" not in line]
-    first = next((i for i, line in enumerate(lines) if re.search(r"error|fatal", line, re.IGNORECASE)), 0)
-    shown = lines[first : first + _SHOWN_LINES] or ["the compiler printed nothing"]
-    return BuildError("the plugin was not built", "\n".join(shown), "check the compilers; they said the lines above")

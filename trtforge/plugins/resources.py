@@ -37,6 +37,11 @@ class KernelResources(FileModel):
     spill_load_bytes: int
     static_shared_bytes: int
 
+    @property
+    def spilled_bytes(self) -> int:
+        """Written and read again."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
 
 def resources_from_ptxas(log: str) -> tuple[KernelResources, ...]:
     """Every kernel of a build log, in order of name and architecture."""

@@ -93,6 +93,12 @@ def find_toolkit(root: Path | None = None) -> Toolkit:
     raise UnavailableError("nvcc was not found", "the plugin is CUDA code, which nvcc compiles", _INSTALL_CUDA)
 
 
+def find_beside(nvcc: Path, name: str) -> Path | None:
+    """A file of a compiler's toolkit, by its place in there; nvcc may be a script elsewhere that calls the real one."""
+    places = (root / name for root in (nvcc.resolve().parent.parent, _SYSTEM_CUDA))
+    return next(filter(Path.is_file, places), None)
+
+
 def find_build_tools() -> BuildTools:
     """CMake and what it drives, after a look that a C++ compiler is there too.
 

@@ -7,14 +7,11 @@ equal pages.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib import resources
-
 from trtforge.manifest import Manifest
 from trtforge.quantization.table import CalibrationTable
 from trtforge.report import accuracy, calibration, engine, precision, sensitivity, summary
-from trtforge.report.markup import Html, el
+from trtforge.report.document import document, resource
+from trtforge.report.markup import el
 
 _SECTIONS = {
     "accuracy": "Accuracy",
@@ -62,32 +59,6 @@ def render_report(manifest: Manifest, table: CalibrationTable | None) -> str:
         el("nav", *links),
         *sections.values(),
     )
-    return "<!doctype html>\n" + el("html", _head(manifest), el("body", body, _script()), lang="en") + "\n"
-
-
-def _head(manifest: Manifest) -> Html:
     word = summary.verdict(manifest.parity).word
-    return el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=_policy()),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{manifest.model.name} {manifest.precision.requested}: {word}"),
-        el("style", Html(_resource("style.css"))),
-    )
-
-
-def _script() -> Html:
-    return el("script", Html(_resource("filter.js")))
-
-
-def _policy() -> str:
-    """Nothing is loaded; only our own script runs, even if markup got in."""
-    digest = base64.b64encode(hashlib.sha256(_resource("filter.js").encode()).digest()).decode()
-    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-
-
-def _resource(name: str) -> str:
-    return resources.files("trtforge.report").joinpath(name).read_text(encoding="utf-8")
+    title = f"{manifest.model.name} {manifest.precision.requested}: {word}"
+    return document(title, resource("style.css"), body, resource("filter.js"))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib import resources
 
 from trtforge.method_table import MethodRow, MethodTable, titles
 from trtforge.report import figures
+from trtforge.report.document import document, resource
 from trtforge.report.markup import Column, Html, block, code, el, join, note, section, table
 from trtforge.report.summary import metric_title, metric_writer
 
@@ -21,8 +21,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 6, 22, 48
 _BAR_SHARE = 0.42
 # log10 of the axis' ends where every loss is 0.
 _EMPTY_AXIS = (-6, 0)
-# Nothing is loaded and nothing runs.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def render_methods(found: MethodTable) -> str:
@@ -40,23 +38,7 @@ def render_methods(found: MethodTable) -> str:
         section("recipe", "Recipe of the best", _recipe(found)),
         section("conditions", "Conditions", _conditions(found)),
     )
-    return "<!doctype html>\n" + el("html", _head(found), el("body", body), lang="en") + "\n"
-
-
-def _head(found: MethodTable) -> Html:
-    style = "".join(
-        resources.files("trtforge.report").joinpath(name).read_text(encoding="utf-8")
-        for name in ("style.css", "methods.css")
-    )
-    return el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{found.model}: calibration methods"),
-        el("style", Html(style)),
-    )
+    return document(f"{found.model}: calibration methods", resource("style.css") + resource("methods.css"), body)
 
 
 def _header(found: MethodTable) -> Html:

@@ -95,9 +95,6 @@ inline void grid_sync(GridBarrier* barrier, Location where = Location::here()) {
 // ---- Arithmetic, rounded exactly.
 
 inline float ex2(float x) { return std::exp2(x); }
-inline float rcp(float x) { return 1.0f / x; }
-inline float rsqrt_f(float x) { return 1.0f / std::sqrt(x); }
-inline float tanh_f(float x) { return std::tanh(x); }
 
 // ---- Shared memory and launches.
 

@@ -1,4 +1,4 @@
-// CUDA's own names, as functions of the global namespace: barriers, shuffles, votes, atomics, casts of bits.
+// CUDA's own names, as functions of the global namespace: barriers, shuffles, atomicAdd, casts of bits.
 #pragma once
 
 #include <cstdint>
@@ -36,27 +36,6 @@ inline T shuffle(const char* name, unsigned mask, T value, unsigned source, Loca
   meet_warp({name, mask, where, false, &arguments, run_shuffle});
   std::memcpy(static_cast<void*>(&value), &arguments.result, sizeof(T));
   return value;
-}
-
-struct VoteArguments {
-  bool is_set;
-  unsigned result;
-};
-
-inline void run_vote(void* const (&arguments)[32], unsigned mask) {
-  unsigned ballot = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1) != 0 && static_cast<const VoteArguments*>(arguments[lane])->is_set) ballot |= 1u << lane;
-  }
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1) != 0) static_cast<VoteArguments*>(arguments[lane])->result = ballot;
-  }
-}
-
-inline unsigned vote(const char* name, unsigned mask, bool is_set, Location where) {
-  VoteArguments arguments{is_set, 0};
-  meet_warp({name, mask, where, false, &arguments, run_vote});
-  return arguments.result;
 }
 
 // Replaces *address by change(*address); returns what it was. Relaxed, as on the device: __threadfence gives order.
@@ -109,49 +88,8 @@ inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
 }
 
 template <typename T>
-inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                          trtforge::emulation::Location where = trtforge::emulation::Location::here()) {
-  const unsigned own = trtforge::emulation::lane_index();
-  const unsigned last = own | (static_cast<unsigned>(width) - 1);
-  return trtforge::emulation::shuffle("__shfl_down_sync", mask, value, own + delta <= last ? own + delta : own, where);
-}
-
-template <typename T>
-inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                        trtforge::emulation::Location where = trtforge::emulation::Location::here()) {
-  const unsigned own = trtforge::emulation::lane_index();
-  const unsigned first = own & ~(static_cast<unsigned>(width) - 1);
-  return trtforge::emulation::shuffle("__shfl_up_sync", mask, value, own >= first + delta ? own - delta : own, where);
-}
-
-inline unsigned __ballot_sync(unsigned mask, int predicate,
-                              trtforge::emulation::Location where = trtforge::emulation::Location::here()) {
-  return trtforge::emulation::vote("__ballot_sync", mask, predicate != 0, where);
-}
-
-inline int __any_sync(unsigned mask, int predicate,
-                      trtforge::emulation::Location where = trtforge::emulation::Location::here()) {
-  return trtforge::emulation::vote("__any_sync", mask, predicate != 0, where) != 0;
-}
-
-inline int __all_sync(unsigned mask, int predicate,
-                      trtforge::emulation::Location where = trtforge::emulation::Location::here()) {
-  return trtforge::emulation::vote("__all_sync", mask, predicate != 0, where) == mask;
-}
-
-template <typename T>
 inline T atomicAdd(T* address, std::common_type_t<T> value) {
   return trtforge::emulation::change_atomically(address, [value](T old) { return static_cast<T>(old + value); });
-}
-
-template <typename T>
-inline T atomicMax(T* address, std::common_type_t<T> value) {
-  return trtforge::emulation::change_atomically(address, [value](T old) { return old < value ? value : old; });
-}
-
-template <typename T>
-inline T __ldg(const T* address) {
-  return *address;
 }
 
 template <typename To, typename From>

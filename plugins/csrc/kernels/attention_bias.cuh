@@ -28,8 +28,7 @@ struct AttentionBias {
 
   // head_bias: [S, S] by strides, of one sample and head; key_stride is 0 or 1. row_index: this lane's two rows, which
   // must exist.
-  TF_DEVICE AttentionBias(const T* __restrict__ head_bias, int64_t row_stride, int key_stride,
-                          const int (&row_index)[2])
+  TF_DEVICE AttentionBias(const T* head_bias, int64_t row_stride, int key_stride, const int (&row_index)[2])
       : is_constant(key_stride == 0),
         is_paired(row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(head_bias) % sizeof(Pair) == 0) {
 #pragma unroll

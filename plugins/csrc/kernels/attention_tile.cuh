@@ -72,8 +72,8 @@ TF_DEVICE uint32_t pack_pair(float low, float high) {
 // space and a barrier. Plain loads, not __ldg: in a persistent kernel the same launch has written Q.
 // query: [S, D] by row_stride; row: this lane's two rows; rows at or past num_rows are zero and not read.
 template <typename Tile>
-TF_DEVICE void load_query(typename Tile::Query& fragments, const typename Tile::T* __restrict__ query,
-                          int64_t row_stride, const int (&row)[2], int num_rows) {
+TF_DEVICE void load_query(typename Tile::Query& fragments, const typename Tile::T* query, int64_t row_stride,
+                          const int (&row)[2], int num_rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(query + row[r] * row_stride) + lane_index() % 4;
@@ -92,9 +92,8 @@ TF_DEVICE void load_query(typename Tile::Query& fragments, const typename Tile::
 template <typename Tile>
 TF_DEVICE void load_keys_and_values(typename Tile::T (&to_keys)[Tile::kKeys][Tile::kRowStride],
                                     typename Tile::T (&to_values)[Tile::kKeys][Tile::kRowStride],
-                                    const typename Tile::T* __restrict__ keys,
-                                    const typename Tile::T* __restrict__ values, int64_t row_stride, int first_key,
-                                    int num_keys) {
+                                    const typename Tile::T* keys, const typename Tile::T* values, int64_t row_stride,
+                                    int first_key, int num_keys) {
   const int first_column = static_cast<int>(threadIdx.x) % Tile::kLanesPerRow * kChunkElements;
 #pragma unroll
   for (int pass = 0; pass < Tile::kKeys / Tile::kRowsAtOnce; ++pass) {

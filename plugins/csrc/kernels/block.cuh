@@ -33,21 +33,12 @@ constexpr int kBlockThreads = SmallTile::kThreads;
 constexpr int kMinPersistentBlocks = 2;
 
 // The large tile is for products of more rows than are worth a persistent kernel, and would cost it registers.
-template <typename T, typename AttentionTile>
-TF_DEVICE void run_product(const GemmParams& product, BlockShared<AttentionTile>& shared) {
+template <typename T, typename AttentionTile, typename Product>
+TF_DEVICE void run_product(const Product& product, BlockShared<AttentionTile>& shared) {
   if (product.tile == TileChoice::kSmall) {
     gemm_tiles<T, SmallTile>(product, shared.small);
   } else {
     gemm_tiles<T, MediumTile>(product, shared.medium);
-  }
-}
-
-template <typename T, typename AttentionTile>
-TF_DEVICE void run_product(const GemmS8Params& product, BlockShared<AttentionTile>& shared) {
-  if (product.tile == TileChoice::kSmall) {
-    gemm_s8_tiles<T, SmallTile>(product, shared.small);
-  } else {
-    gemm_s8_tiles<T, MediumTile>(product, shared.medium);
   }
 }
 

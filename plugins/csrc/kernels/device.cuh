@@ -8,14 +8,14 @@
 //    indexes into it, const TF_GRID_CONSTANT Params params, which keeps it in constant memory;
 //  - blocks are one-dimensional and a multiple of 32 threads;
 //  - shared memory is the one dynamic block, taken as a typed struct with dynamic_shared<S>(); never bare __shared__;
-//  - shuffles, votes, ldmatrix and mma order no memory between lanes: only __syncwarp, __syncthreads and grid_sync do,
+//  - shuffles, ldmatrix and mma order no memory between lanes: only __syncwarp, __syncthreads and grid_sync do,
 //    and __threadfence together with an atomic;
 //  - no thread leaves the kernel while others of its block still wait at a barrier.
 // Native names that work in both: threadIdx, blockIdx, blockDim, gridDim, __syncthreads, __syncwarp, __shfl_sync,
-// __shfl_xor_sync, __shfl_down_sync, __shfl_up_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd, atomicMax,
-// __ldg, __threadfence, __float_as_uint, __uint_as_float, __float_as_int, __int_as_float, fmaf and the other
-// functions of <cmath>, and the arithmetic of cuda_fp16.h and cuda_bf16.h. Vector loads (uint4, float4 through
-// reinterpret_cast) are plain C++. CUDA's global min and max are not there: fminf, fmaxf or a comparison.
+// __shfl_xor_sync, atomicAdd, __threadfence, __float_as_uint, __uint_as_float, __float_as_int, __int_as_float, fmaf and
+// the other functions of <cmath>, and the arithmetic of cuda_fp16.h and cuda_bf16.h. Vector loads (uint4, float4 through
+// reinterpret_cast) are plain C++. CUDA's global min and max are not there: fminf, fmaxf or a comparison. Nor is __ldg,
+// which would read past what an earlier phase of the same launch wrote.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -196,33 +196,11 @@ TF_DEVICE void grid_sync(GridBarrier* barrier) {
   __syncthreads();
 }
 
-// ---- Arithmetic in one instruction. The emulator's twins round exactly; the bounds are the PTX ISA's.
-
-// 2 ** x, within 2 ulp, subnormals flushed to zero.
+// ---- Arithmetic: 2 ** x in one instruction, within 2 ulp (PTX ISA), subnormals flushed to zero. The emulator's twin
+// rounds exactly.
 TF_DEVICE float ex2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// 1 / x, within 1 ulp, subnormals flushed to zero.
-TF_DEVICE float rcp(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// 1 / sqrt(x), relative error up to 2 ** -22.9, subnormals flushed to zero.
-TF_DEVICE float rsqrt_f(float x) {
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// tanh(x), relative error up to 2 ** -11: below fp16's rounding, above fp32's.
-TF_DEVICE float tanh_f(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -20,7 +20,6 @@ namespace trtforge {
 template <typename T, typename Tile>
 struct FloatOperands {
   using Sum = float;
-  static constexpr int kMmaSteps = Tile::kDepthBytes / kMmaDepthBytes;
   static_assert(sizeof(T) == 2, "half or bf16");
   static_assert(Tile::kMmasAcross % 2 == 0, "one ldmatrix_x4 gives the fragments of two mma columns");
 
@@ -32,11 +31,6 @@ struct FloatOperands {
       : a(params.a, static_cast<int64_t>(params.depth) * sizeof(T), params.depth * static_cast<int>(sizeof(T)),
           params.epilogue.rows, first_row),
         b(params.b, params.depth, params.epilogue.num_cols, first_col) {}
-
-  TF_DEVICE void start_copy(GemmShared<Tile>& shared, int stage, int step) const {
-    a.start(shared.a[stage], step);
-    b.start(shared.b[stage], step);
-  }
 
   // B lies with N along its rows, and the mma wants K there: ldmatrix transposes. Its 8 x 8 matrices are (low K, cols
   // 0-7), (high K, cols 0-7), (low K, cols 8-15), (high K, cols 8-15).
@@ -56,20 +50,8 @@ struct FloatOperands {
     }
   }
 
-  TF_DEVICE void multiply(float (&sums)[Tile::kMmasDown][Tile::kMmasAcross][4], const GemmShared<Tile>& shared,
-                          int stage) const {
-#pragma unroll
-    for (int step = 0; step < kMmaSteps; ++step) {
-      uint32_t a_regs[Tile::kMmasDown][4];
-      uint32_t b_regs[Tile::kMmasAcross][2];
-      load_a_fragments<Tile>(a_regs, shared.a[stage], warp, step);
-      load_b_fragments(b_regs, shared.b[stage], step);
-#pragma unroll
-      for (int i = 0; i < Tile::kMmasDown; ++i) {
-#pragma unroll
-        for (int j = 0; j < Tile::kMmasAcross; ++j) mma_m16n8k16<T>(sums[i][j], a_regs[i], b_regs[j]);
-      }
-    }
+  TF_DEVICE static void multiply_add(float (&sums)[4], const uint32_t (&a_regs)[4], const uint32_t (&b_regs)[2]) {
+    mma_m16n8k16<T>(sums, a_regs, b_regs);
   }
 };
 

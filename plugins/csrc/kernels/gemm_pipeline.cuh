@@ -1,9 +1,11 @@
 // The loop over K that all GEMM kernels share: a ring of stages in shared memory, filled by cp.async ahead of use.
 //
 // Operands is the part that depends on the element type:
-//   Sum                              float or int32_t
-//   start_copy(shared, stage, step)  starts the copies of K step `step` into a stage
-//   multiply(sums, shared, stage)    adds the products of a stage to the warp's accumulators
+//   Sum                                      float or int32_t
+//   a, b                                     copies of the operands: start(stage, step) starts that of K step `step`
+//   warp                                     the calling warp's part of the tile
+//   load_b_fragments(b_regs, stage, step)    B's fragments for mma step `step` of a stage
+//   multiply_add(sums, a_regs, b_regs)       one mma
 #pragma once
 
 #include <cstdint>
@@ -28,6 +30,30 @@ TF_DEVICE void load_a_fragments(uint32_t (&a)[Tile::kMmasDown][4], const unsigne
   }
 }
 
+template <typename Tile, typename Operands>
+TF_DEVICE void start_copies(const Operands& operands, GemmShared<Tile>& shared, int stage, int step) {
+  operands.a.start(shared.a[stage], step);
+  operands.b.start(shared.b[stage], step);
+}
+
+// Adds the products of a stage to the warp's accumulators.
+template <typename Tile, typename Operands>
+TF_DEVICE void multiply_stage(typename Operands::Sum (&sums)[Tile::kMmasDown][Tile::kMmasAcross][4],
+                              const Operands& operands, const GemmShared<Tile>& shared, int stage) {
+#pragma unroll
+  for (int step = 0; step < Tile::kDepthBytes / kMmaDepthBytes; ++step) {
+    uint32_t a_regs[Tile::kMmasDown][4];
+    uint32_t b_regs[Tile::kMmasAcross][2];
+    load_a_fragments<Tile>(a_regs, shared.a[stage], operands.warp, step);
+    operands.load_b_fragments(b_regs, shared.b[stage], step);
+#pragma unroll
+    for (int i = 0; i < Tile::kMmasDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile::kMmasAcross; ++j) Operands::multiply_add(sums[i][j], a_regs[i], b_regs[j]);
+    }
+  }
+}
+
 // sums += A tile x B tile over num_steps K steps. Each stage is copied kStages - 1 steps ahead. One barrier a step: it
 // shows every thread's copies to all, and says that all have done with the stage that is filled next.
 // On return no copy is in flight and no thread reads shared memory any more.
@@ -36,7 +62,7 @@ TF_DEVICE void multiply_tile(typename Operands::Sum (&sums)[Tile::kMmasDown][Til
                              const Operands& operands, GemmShared<Tile>& shared, int num_steps) {
   constexpr int kAhead = Tile::kStages - 1;
   for (int step = 0; step < kAhead; ++step) {
-    if (step < num_steps) operands.start_copy(shared, step, step);
+    if (step < num_steps) start_copies(operands, shared, step, step);
     cp_async_commit();
   }
   int stage = 0;
@@ -44,9 +70,9 @@ TF_DEVICE void multiply_tile(typename Operands::Sum (&sums)[Tile::kMmasDown][Til
   for (int step = 0; step < num_steps; ++step) {
     cp_async_wait<kAhead - 1>();
     __syncthreads();
-    if (step + kAhead < num_steps) operands.start_copy(shared, free_stage, step + kAhead);
+    if (step + kAhead < num_steps) start_copies(operands, shared, free_stage, step + kAhead);
     cp_async_commit();  // also where nothing is left to copy: the wait counts groups
-    operands.multiply(sums, shared, stage);
+    multiply_stage<Tile>(sums, operands, shared, stage);
     stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
     free_stage = free_stage + 1 == Tile::kStages ? 0 : free_stage + 1;
   }

@@ -22,7 +22,6 @@ namespace trtforge {
 template <typename Tile>
 struct Int8Operands {
   using Sum = int32_t;
-  static constexpr int kMmaSteps = Tile::kDepthBytes / kMmaDepthBytes;
   static constexpr int kChunks = Tile::kDepthBytes / kChunkBytes;
   static_assert(Tile::kMmasAcross % 2 == 0, "one ldmatrix_x4 gives the fragments of two mma columns");
 
@@ -34,11 +33,6 @@ struct Int8Operands {
       : a(params.a, int8_row_bytes(params.depth), params.depth, params.epilogue.rows, first_row),
         b(params.b, int8_row_bytes(params.depth), params.depth, RowSet{params.epilogue.num_cols, 0, nullptr},
           first_col) {}
-
-  TF_DEVICE void start_copy(GemmShared<Tile>& shared, int stage, int step) const {
-    a.start(shared.a[stage], step);
-    b.start(shared.b[stage], step);
-  }
 
   // The 8 x 8 matrices of ldmatrix are (cols 0-7, low K), (cols 0-7, high K), (cols 8-15, low K), (cols 8-15, high K).
   TF_DEVICE void load_b_fragments(uint32_t (&b_regs)[Tile::kMmasAcross][2], const unsigned char* stage,
@@ -55,20 +49,8 @@ struct Int8Operands {
     }
   }
 
-  TF_DEVICE void multiply(int32_t (&sums)[Tile::kMmasDown][Tile::kMmasAcross][4], const GemmShared<Tile>& shared,
-                          int stage) const {
-#pragma unroll
-    for (int step = 0; step < kMmaSteps; ++step) {
-      uint32_t a_regs[Tile::kMmasDown][4];
-      uint32_t b_regs[Tile::kMmasAcross][2];
-      load_a_fragments<Tile>(a_regs, shared.a[stage], warp, step);
-      load_b_fragments(b_regs, shared.b[stage], step);
-#pragma unroll
-      for (int i = 0; i < Tile::kMmasDown; ++i) {
-#pragma unroll
-        for (int j = 0; j < Tile::kMmasAcross; ++j) mma_m16n8k32_s8(sums[i][j], a_regs[i], b_regs[j]);
-      }
-    }
+  TF_DEVICE static void multiply_add(int32_t (&sums)[4], const uint32_t (&a_regs)[4], const uint32_t (&b_regs)[2]) {
+    mma_m16n8k32_s8(sums, a_regs, b_regs);
   }
 };
 
@@ -101,7 +83,7 @@ TF_DEVICE void gemm_s8_tile(const GemmS8Params& params, GemmShared<Tile>& shared
 
 // All tiles of C, dealt out to the blocks of the grid.
 template <typename T, typename Tile>
-TF_DEVICE void gemm_s8_tiles(const GemmS8Params& params, GemmShared<Tile>& shared) {
+TF_DEVICE void gemm_tiles(const GemmS8Params& params, GemmShared<Tile>& shared) {
   for_each_tile<Tile>(params.epilogue, [&](int first_row, int first_col) {
     gemm_s8_tile<T, Tile>(params, shared, first_row, first_col);
   });
@@ -110,7 +92,7 @@ TF_DEVICE void gemm_s8_tiles(const GemmS8Params& params, GemmShared<Tile>& share
 // Grid: any number of blocks, best one a tile; block: Tile::kThreads; shared memory: sizeof(GemmShared<Tile>).
 template <typename T, typename Tile>
 TF_GLOBAL void TF_LAUNCH_BOUNDS(Tile::kThreads, Tile::kMinBlocks) gemm_s8_kernel(GemmS8Params params) {
-  gemm_s8_tiles<T, Tile>(params, dynamic_shared<GemmShared<Tile>>());
+  gemm_tiles<T, Tile>(params, dynamic_shared<GemmShared<Tile>>());
 }
 
 }  // namespace trtforge

@@ -5,6 +5,7 @@
 
 #include "../kernels/attention.cuh"
 #include "attention.h"
+#include "attention_head_sizes.h"
 
 namespace trtforge {
 
@@ -46,13 +47,9 @@ bool is_aligned(const void* pointer, uintptr_t bytes) { return reinterpret_cast<
 
 bool is_copy_stride(int64_t stride) { return stride >= 0 && stride % kChunkElements == 0; }
 
-bool has_kernel(int head_size) {
-  return head_size == 32 || head_size == 64 || head_size == 80 || head_size == 96 || head_size == 128;
-}
-
 AttentionStatus check_sizes(const AttentionParams& params) {
   if (params.batch < 0 || params.sequence < 0 || params.num_heads <= 0) return AttentionStatus::kBadSize;
-  if (!has_kernel(params.head_size)) return AttentionStatus::kBadHeadSize;
+  if (!has_attention_kernel(params.head_size)) return AttentionStatus::kBadHeadSize;
   if (params.sequence > kMaxSequence) return AttentionStatus::kTooLarge;
   if (static_cast<int64_t>(params.batch) * params.num_heads > INT_MAX) return AttentionStatus::kTooLarge;
   if (!std::isfinite(params.softmax_scale)) return AttentionStatus::kBadScale;
@@ -93,18 +90,9 @@ int launch_kernel_for(const AttentionParams& params, Stream stream) {
 
 template <typename T, bool kIsCausal>
 int launch_for_head_size(const AttentionParams& params, Stream stream) {
-  switch (params.head_size) {
-    case 32:
-      return launch_kernel_for<T, 32, kIsCausal>(params, stream);
-    case 64:
-      return launch_kernel_for<T, 64, kIsCausal>(params, stream);
-    case 80:
-      return launch_kernel_for<T, 80, kIsCausal>(params, stream);
-    case 96:
-      return launch_kernel_for<T, 96, kIsCausal>(params, stream);
-    default:  // check_sizes has refused all others
-      return launch_kernel_for<T, 128, kIsCausal>(params, stream);
-  }
+  return launch_with_head_size(params.head_size, [&](auto head_size) {
+    return launch_kernel_for<T, decltype(head_size)::value, kIsCausal>(params, stream);
+  });
 }
 
 template <typename T>

@@ -25,7 +25,8 @@ const char* block_status_text(int status) {
     case BlockStatus::kBadSize:
       return "batch or sequence is negative, or H or F is not a positive multiple of 8";
     case BlockStatus::kTooLarge:
-      return "batch * sequence, 3 H or F is over 2^30; split the batch";
+      return "batch * sequence, 3 H or F is over 2^30, or batch * num_heads or a product's tiles over 2^31 - 1; split "
+             "the batch";
     case BlockStatus::kBadHeads:
       return "num_heads is not a positive divisor of H";
     case BlockStatus::kBadInt8Width:
@@ -51,8 +52,8 @@ const char* block_status_text(int status) {
 
 BlockStrategy choose_block_strategy(const BlockParams& params) {
   if (params.strategy != BlockStrategy::kAuto) return params.strategy;
-  const int widest = 3 * params.width > params.inner_width ? 3 * params.width : params.inner_width;
-  const TileChoice tile = choose_gemm_tile(params.batch * params.sequence, widest, params.device.num_multiprocessors);
+  const TileChoice tile =
+      choose_gemm_tile(params.batch * params.sequence, widest_product(params), params.device.num_multiprocessors);
   return tile == TileChoice::kLarge ? BlockStrategy::kLaunches : BlockStrategy::kPersistent;
 }
 

@@ -1,6 +1,7 @@
 // What launch_block refuses, and why: all that any launcher below it would, before anything is launched.
 #pragma once
 
+#include <climits>
 #include <cmath>
 #include <cstdint>
 
@@ -9,11 +10,17 @@
 #include "block.h"
 #include "block_status.h"
 #include "gemm_checks.h"
+#include "gemm_tile_choice.h"
 
 namespace trtforge {
 
 constexpr int64_t kMaxBlockRows = 1 << 30;  // rows are counted in int, up to a tile past the end
 constexpr uintptr_t kWorkspaceAlignment = 16;
+
+// Columns of the product that has the most.
+inline int widest_product(const BlockParams& params) {
+  return 3 * params.width > params.inner_width ? 3 * params.width : params.inner_width;
+}
 
 inline BlockStatus check_block_sizes(const BlockParams& params) {
   if (params.batch < 0 || params.sequence < 0 || params.width <= 0 || params.inner_width <= 0) {
@@ -23,6 +30,9 @@ inline BlockStatus check_block_sizes(const BlockParams& params) {
   if (static_cast<int64_t>(params.batch) * params.sequence > kMaxBlockRows) return BlockStatus::kTooLarge;
   if (params.width > kMaxBlockRows / 3 || params.inner_width > kMaxBlockRows) return BlockStatus::kTooLarge;
   if (params.num_heads <= 0 || params.width % params.num_heads != 0) return BlockStatus::kBadHeads;
+  if (static_cast<int64_t>(params.batch) * params.num_heads > INT_MAX) return BlockStatus::kTooLarge;
+  const int num_rows = params.batch * params.sequence;
+  if (count_tiles<SmallTile>(num_rows, widest_product(params)) > INT_MAX) return BlockStatus::kTooLarge;
   const bool is_whole = params.width % kInt8RowAlignment == 0 && params.inner_width % kInt8RowAlignment == 0;
   return params.is_int8 && !is_whole ? BlockStatus::kBadInt8Width : BlockStatus::kOk;
 }

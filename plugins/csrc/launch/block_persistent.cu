@@ -1,29 +1,25 @@
-#include <climits>
-#include <cstdint>
-
 #include "block_persistent.h"
 #include "block_status.h"
 #include "gemm.h"
-#include "gemm_tile_choice.h"
 
 namespace trtforge {
 namespace {
 
-// As for a launch of its own, but the kernel has no large tile. False: more tiles than int holds.
+// As for a launch of its own, but the kernel has no large tile.
 template <typename Product>
-bool set_tile(Product& product) {
+void set_tile(Product& product) {
   const EpilogueParams& epilogue = product.epilogue;
   const TileChoice chosen =
       choose_gemm_tile(epilogue.rows.num_rows, epilogue.num_cols, product.device.num_multiprocessors);
   product.tile = chosen == TileChoice::kSmall ? TileChoice::kSmall : TileChoice::kMedium;
-  return count_tiles<SmallTile>(epilogue.rows.num_rows, epilogue.num_cols) <= INT_MAX;
 }
 
 }  // namespace
 
 int launch_block_persistent(BlockPlan plan, Stream stream) {
   for (int i = 0; i < kNumBlockProducts; ++i) {
-    if (!set_tile(plan.products[i]) || !set_tile(plan.products_s8[i])) return static_cast<int>(BlockStatus::kTooLarge);
+    set_tile(plan.products[i]);
+    set_tile(plan.products_s8[i]);
   }
   if (zero_memory(plan.barrier, sizeof(GridBarrier), stream) != 0) return static_cast<int>(BlockStatus::kLaunchFailed);
   const bool is_half = plan.attention.type == ElementType::kHalf;

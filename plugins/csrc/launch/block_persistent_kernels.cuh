@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernels/block.cuh"
+#include "attention_head_sizes.h"
 #include "block_persistent.h"
 #include "block_status.h"
 #include "gemm_tile_choice.h"
@@ -48,18 +49,9 @@ int launch_block_kernel(const BlockPlan& plan, Stream stream) {
 
 template <typename T, bool kIsInt8>
 int launch_block_for_head_size(const BlockPlan& plan, Stream stream) {
-  switch (plan.attention.head_size) {
-    case 32:
-      return launch_block_kernel<AttentionTile<T, 32>, kIsInt8>(plan, stream);
-    case 64:
-      return launch_block_kernel<AttentionTile<T, 64>, kIsInt8>(plan, stream);
-    case 80:
-      return launch_block_kernel<AttentionTile<T, 80>, kIsInt8>(plan, stream);
-    case 96:
-      return launch_block_kernel<AttentionTile<T, 96>, kIsInt8>(plan, stream);
-    default:  // check_block has refused all others
-      return launch_block_kernel<AttentionTile<T, 128>, kIsInt8>(plan, stream);
-  }
+  return launch_with_head_size(plan.attention.head_size, [&](auto head_size) {
+    return launch_block_kernel<AttentionTile<T, decltype(head_size)::value>, kIsInt8>(plan, stream);
+  });
 }
 
 }  // namespace trtforge

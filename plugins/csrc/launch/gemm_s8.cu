@@ -1,5 +1,3 @@
-#include <climits>
-
 #include "../kernels/gemm_s8.cuh"
 #include "gemm.h"
 #include "gemm_checks.h"
@@ -22,12 +20,10 @@ GemmStatus check(const GemmS8Params& params) {
 
 template <typename T>
 int launch(const GemmS8Params& params, Stream stream) {
-  return launch_with_tile(params.tile, params.epilogue, params.device, [&](auto tile) {
+  return launch_with_tile(params.tile, params.epilogue, params.device, [&](auto tile, dim3 grid) {
     using Tile = decltype(tile);
-    const int64_t num_tiles = count_tiles<Tile>(params.epilogue.rows.num_rows, params.epilogue.num_cols);
-    if (num_tiles > INT_MAX) return static_cast<int>(GemmStatus::kTooLarge);
-    return launch_status(TRTFORGE_LAUNCH((gemm_s8_kernel<T, Tile>), dim3(static_cast<unsigned>(num_tiles)),
-                                         dim3(Tile::kThreads), sizeof(GemmShared<Tile>), stream, params));
+    return TRTFORGE_LAUNCH((gemm_s8_kernel<T, Tile>), grid, dim3(Tile::kThreads), sizeof(GemmShared<Tile>), stream,
+                           params);
   });
 }
 

@@ -58,15 +58,15 @@ std::vector<int64_t> dims_of(BlockInput input, bool is_int8, int64_t batch, int6
 }
 
 std::string check_dims(const InputField& field, const Dims& dims, const std::vector<int64_t>& expected) {
-  const std::string given = std::string(field.name) + " has shape " + text_of(dims);
-  if (dims.nbDims != field.rank) return given + "; its rank has to be " + std::to_string(field.rank);
+  const auto given = [&] { return std::string(field.name) + " has shape " + text_of(dims); };  // enqueue comes here
+  if (dims.nbDims != field.rank) return given() + "; its rank has to be " + std::to_string(field.rank);
   for (size_t i = 0; i < expected.size(); ++i) {
     if (dims.d[i] != expected[i]) {
-      return given + "; dim " + std::to_string(i) + " has to be " + std::to_string(expected[i]);
+      return given() + "; dim " + std::to_string(i) + " has to be " + std::to_string(expected[i]);
     }
   }
   for (int i = 0; i < dims.nbDims; ++i) {
-    if (dims.d[i] < 0 || dims.d[i] > INT32_MAX) return given + ", which is not known or too large";
+    if (dims.d[i] < 0 || dims.d[i] > INT32_MAX) return given() + ", which is not known or too large";
   }
   return "";
 }

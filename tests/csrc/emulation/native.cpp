@@ -1,4 +1,4 @@
-// Shuffles, votes, atomics, copies, arithmetic and the grid barrier, each against what CUDA's guide says of it.
+// Shuffles, atomicAdd, copies, arithmetic and the grid barrier, each against what CUDA's guide says of it.
 #include <cmath>
 #include <cstdio>
 
@@ -17,7 +17,7 @@ void expect(bool is_right, const char* what) {
   std::printf("wrong: %s\n", what);
 }
 
-constexpr int kValues = 10;  // of each lane
+constexpr int kValues = 5;  // of each lane
 
 TF_GLOBAL void exchange(double* out) {
   const int lane = threadIdx.x;
@@ -26,12 +26,7 @@ TF_GLOBAL void exchange(double* out) {
   own[1] = __shfl_sync(kFullWarp, lane, 3, 8);      // each segment's own lane 3
   own[2] = __shfl_xor_sync(kFullWarp, static_cast<float>(lane), 5);
   own[3] = __shfl_xor_sync(kFullWarp, lane, 8, 8);  // an earlier segment can be read, a later one cannot
-  own[4] = __shfl_down_sync(kFullWarp, lane, 3, 16);
-  own[5] = __shfl_up_sync(kFullWarp, lane, 3, 16);
-  own[6] = lane < 16 ? __ballot_sync(0xffffu, lane % 3 == 0) : __ballot_sync(0xffff0000u, 1);
-  own[7] = __any_sync(kFullWarp, lane == 17);
-  own[8] = __all_sync(kFullWarp, lane != 17);
-  own[9] = __half2float(__shfl_xor_sync(kFullWarp, __float2half_rn(static_cast<float>(lane)), 1));
+  own[4] = __half2float(__shfl_xor_sync(kFullWarp, __float2half_rn(static_cast<float>(lane)), 1));
 }
 
 void check_exchange() {
@@ -43,32 +38,25 @@ void check_exchange() {
     expect(own[1] == lane / 8 * 8 + 3, "__shfl_sync with a width");
     expect(own[2] == (lane ^ 5), "__shfl_xor_sync");
     expect(own[3] == (lane % 16 < 8 ? lane : lane - 8), "__shfl_xor_sync with a width");
-    expect(own[4] == (lane % 16 < 13 ? lane + 3 : lane), "__shfl_down_sync with a width");
-    expect(own[5] == (lane % 16 < 3 ? lane : lane - 3), "__shfl_up_sync with a width");
-    expect(own[6] == (lane < 16 ? 0x9249 : 0xffff0000), "__ballot_sync of half a warp");
-    expect(own[7] == 1 && own[8] == 0, "__any_sync, __all_sync");
-    expect(own[9] == (lane ^ 1), "__shfl_xor_sync of a half");
+    expect(own[4] == (lane ^ 1), "__shfl_xor_sync of a half");
   }
 }
 
 struct Counters {
   unsigned count;
-  int most;
   float sum;
 };
 
 TF_GLOBAL void count(Counters* counters) {
   atomicAdd(&counters->count, 2);
-  atomicMax(&counters->most, static_cast<int>(threadIdx.x) - 100);
   atomicAdd(&counters->sum, 0.5f);
 }
 
 void check_atomics() {
   emulation::GlobalMemory<Counters> counters(1);
-  counters[0] = {0, -1000, 0.0f};
+  counters[0] = {0, 0.0f};
   expect(TRTFORGE_LAUNCH(count, 3, 64, 0, nullptr, counters.data()) == 0, "count launch");
   expect(counters[0].count == 3 * 64 * 2, "atomicAdd of an unsigned");
-  expect(counters[0].most == 63 - 100, "atomicMax");
   expect(counters[0].sum == 3 * 64 * 0.5f, "atomicAdd of a float");
 }
 
@@ -153,10 +141,6 @@ void check_arithmetic() {
   for (const float x : {0.0f, -3.25f, 0.7f, 11.0f}) {
     const double wide = x;
     expect(std::fabs(ex2(x) - std::exp2(wide)) <= 0x1p-23 * std::exp2(wide), "ex2");
-    expect(std::fabs(tanh_f(x) - std::tanh(wide)) <= 0x1p-23, "tanh_f");
-    if (x <= 0.0f) continue;
-    expect(std::fabs(rcp(x) - 1.0 / wide) <= 0x1p-23 / wide, "rcp");
-    expect(std::fabs(rsqrt_f(x) - 1.0 / std::sqrt(wide)) <= 0x1p-22 / std::sqrt(wide), "rsqrt_f");
   }
   expect(ex2(-INFINITY) == 0.0f && std::isnan(ex2(NAN)), "ex2 of -infinity and NaN");
   expect(__float_as_uint(1.0f) == 0x3f800000u && __uint_as_float(0x40000000u) == 2.0f, "casts of bits");

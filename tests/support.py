@@ -26,6 +26,12 @@ from trtforge.manifest import (
 )
 from trtforge.tensor import TensorSpec
 
+# The builder refuses two of its nodes, and names neither.
+DILATED_TWICE = """g (float[1,4,8,8] x) => (float[1,4,a,b] y) {
+    [plain] h = ConvTranspose(x, w)
+    [first] u = ConvTranspose<dilations = [2,2], strides = [2,2]>(h, w)
+    [second] y = ConvTranspose<dilations = [2,2], strides = [2,2]>(u, w)
+}"""
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
 

@@ -89,11 +89,11 @@ def test_a_source_that_gives_no_number_on_any_sample_is_named_and_no_cosine_is(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_a_float16_source_that_passes_its_range_is_told(tmp_path: Path, precision: str) -> None:
     model = save_onnx(
         tmp_path / "m.onnx",
-        """g (float[b, 2] x) => (float[b, 2] y) { h = Cast<to = 10>(x)
+        """g (float[b, 2] x) => (float[b, 2] y) { n = Neg(x) h = Cast<to = 10>(n)
            s = Mul(h, h) r = Sqrt(s) y = Cast<to = 1>(r) }""",
     )
     np.savez(tmp_path / "eval.npz", x=np.random.default_rng(0).uniform(300, 900, (20, 2)).astype(np.float32))
@@ -101,6 +101,8 @@ def test_a_float16_source_that_passes_its_range_is_told(tmp_path: Path, precisio
     options: dict[str, Any] = {"profile": tmp_path / "p.yaml", "eval": str(tmp_path / "eval.npz")}
     parity = trtforge.build(model, precision=precision, output=tmp_path / "out", **options).manifest.parity
     assert not parity.passed
+    rounded = "bf16 and fp16" if precision == "bf16" else "fp16"
+    assert parity.candidate == f"the built graph in ONNX Runtime, {rounded} emulated"
     assert parity.note is not None and parity.note.startswith("The source itself is in float16, and a value passes")
 
 

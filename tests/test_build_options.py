@@ -23,12 +23,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_build_with_tensorrt_records_what_it_was_told(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    nvidia = tmp_path_factory.mktemp("nvidia")
-    stub_driver(nvidia, 90)
-    tensorrt_module(nvidia)
+@pytest.fixture
+def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a driver of one GPU, and TensorRT-RTX under the name `tensorrt`."""
+    folder = tmp_path_factory.mktemp("nvidia")
+    stub_driver(folder, 90)
+    tensorrt_module(folder)
+    return folder
+
+
+def test_a_build_with_tensorrt_records_what_it_was_told(project: Path, nvidia: Path) -> None:
     options = ["--fp16", "--timing-cache", "cache", "--hardware-compatible", "ampere_plus", "--workspace", "1GiB"]
     arguments = ["build", "encoder.onnx", *options, "--json"]
     manifest = json.loads(run_python(RUN, *arguments, libraries=nvidia, modules=nvidia))
@@ -55,11 +59,8 @@ def test_a_build_with_tensorrt_records_what_it_was_told(
 
 
 def test_the_timing_cache_of_a_stage_cache_is_that_of_one_gpu_model_and_never_fails_a_build(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
+    project: Path, nvidia: Path
 ) -> None:
-    nvidia = tmp_path_factory.mktemp("nvidia")
-    stub_driver(nvidia, 90)
-    tensorrt_module(nvidia)
     options = ["build", "encoder.onnx", "--fp16", "--no-verify", "--cache", "stages", "--json"]
     run_python(RUN, *options, libraries=nvidia, modules=nvidia)
     (file,) = (project / "stages" / "timing").iterdir()

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import psutil
 import pytest
-from support import save_onnx
+from support import DILATED_TWICE, save_onnx
 
 import trtforge
 from trtforge.backends.tensorrt_rtx import BACKEND
@@ -218,15 +218,7 @@ def test_a_model_that_builds_has_nothing_to_reduce(project):
 
 def test_a_model_that_a_build_mends_has_nothing_to_reduce(tmp_path):
     """The builder names no node of it, so the remedies need the trials that a build makes."""
-    source = save_onnx(
-        tmp_path / "up.onnx",
-        """g (float[1,4,8,8] x) => (float[1,4,a,b] y) {
-            [plain] h = ConvTranspose(x, w)
-            [first] u = ConvTranspose<dilations = [2,2], strides = [2,2]>(h, w)
-            [second] y = ConvTranspose<dilations = [2,2], strides = [2,2]>(u, w)
-        }""",
-        w=np.ones((4, 4, 3, 3), np.float32),
-    )
+    source = save_onnx(tmp_path / "up.onnx", DILATED_TWICE, w=np.ones((4, 4, 3, 3), np.float32))
     events = []
     with pytest.raises(InputError) as caught:
         reduce_model(spec_of(source), tmp_path / "small.onnx", events.append)

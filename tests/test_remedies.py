@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from support import save_onnx
+from support import DILATED_TWICE, save_onnx
 
 import trtforge
 from trtforge.errors import BuildError, Diagnosis
@@ -253,15 +253,7 @@ def test_a_build_takes_so_many_remedies_and_no_more(tmp_path):
 
 
 def test_the_node_behind_a_failure_that_names_none_is_found_by_trials(tmp_path):
-    source = save_onnx(
-        tmp_path / "up.onnx",
-        """g (float[1,4,8,8] x) => (float[1,4,a,b] y) {
-            [plain] h = ConvTranspose(x, w)
-            [first] u = ConvTranspose<dilations = [2,2], strides = [2,2]>(h, w)
-            [second] y = ConvTranspose<dilations = [2,2], strides = [2,2]>(u, w)
-        }""",
-        w=normal(4, 4, 3, 3),
-    )
+    source = save_onnx(tmp_path / "up.onnx", DILATED_TWICE, w=normal(4, 4, 3, 3))
     np.savez(tmp_path / "eval.npz", x=normal(8, 4, 8, 8))
     result, _ = build(source, precision="fp32", eval=str(tmp_path / "eval.npz"), output=tmp_path / "out")
     assert result.passed

@@ -38,9 +38,6 @@ SOURCE = "the source model in ONNX Runtime"
 NORMALISED = "the normalised source model in ONNX Runtime, which cannot load the source itself"
 NORMALISED_EMULATED = "the normalised source model in ONNX Runtime, bf16 emulated"
 BUILT_GRAPH = "the built graph in ONNX Runtime"
-# ONNX Runtime's CPU provider lacks kernels of these types: fp32 ones run, and every result is rounded.
-EMULATED_BF16 = f"{BUILT_GRAPH}, bf16 emulated"
-EMULATED_FP16 = f"{BUILT_GRAPH}, fp16 emulated"
 _NOTE_ON_FLOAT16 = (
     "The source itself is in float16, and a value passes the type's range, which ends at 65504; ONNX Runtime computes "
     "the source in float32, where that does not show. Export the model in float32."
@@ -148,7 +145,9 @@ def _candidate(graph: gs.Graph, model: Path, work: Path) -> Candidate:
         return Candidate(CANDIDATE, BUILT_GRAPH, model)
     twin = work / "candidate.onnx"
     save_model(computed, twin)
-    return Candidate(CANDIDATE, EMULATED_BF16 if uses_bfloat16(graph) else EMULATED_FP16, twin)
+    # ONNX Runtime's CPU provider lacks kernels of these types: fp32 ones run, and every result is rounded.
+    rounded = [name for name, is_used in (("bf16", uses_bfloat16), ("fp16", computes_float16)) if is_used(graph)]
+    return Candidate(CANDIDATE, f"{BUILT_GRAPH}, {' and '.join(rounded)} emulated", twin)
 
 
 @contextmanager

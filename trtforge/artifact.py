@@ -10,7 +10,6 @@ from pathlib import Path
 import onnx_graphsurgeon as gs
 
 from trtforge.errors import InputError, TrtForgeError
-from trtforge.export.mark import add_metadata
 from trtforge.graph.save import save_model
 from trtforge.hashing import sha256_of_file
 from trtforge.limits import DEFAULT_LIMITS, Limits
@@ -116,9 +115,6 @@ def write_model(graph: gs.Graph, path: Path, metadata: Iterable[tuple[str, str]]
     with contextlib.ExitStack() as stack, translate_write_errors(path):
         make_parents(path.parent, stack)
         work = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent))
-        save_model(graph, Path(work) / path.name)
-        for key, value in metadata:
-            if key == KEY:
-                add_metadata(Path(work) / path.name, key, value)
+        save_model(graph, Path(work) / path.name, [entry for entry in metadata if entry[0] == KEY])
         for file in sorted(Path(work).iterdir(), key=lambda file: file.name == path.name):
             file.replace(path.parent / file.name)

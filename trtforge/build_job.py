@@ -108,25 +108,7 @@ class BuildJob(DraftJob):
         if table is not None:
             (staging.directory / TABLE_NAME).write_text(table.to_json())
         parts = Parts(prepared, quantizer, stored, Remedies(prepared.graph, spec.precision), staging)
-        draft = self.lower(parts, Found())
-        if self.may_keep_wide(parts):
-            # Before the engine is built, which takes the nodes that have to stay wide.
-            prepared.infer_shapes(native)
-            try:
-                draft = self.keep_wide(parts, draft)
-            except InputError:
-                # Where nothing can run the model, what the builder refuses says more: it names the node.
-                self._build(tools, parts, draft)
-                raise
-        engine, files, draft = self._build(tools, parts, draft)
-        if draft.parity is None:
-            verified = self.keep_wide(parts, draft)
-            if verified.lowered is not draft.lowered:
-                # The first worker has ended.
-                with tools.backend.start_worker(staging.directory / LOG_NAME) as worker:
-                    tools = dataclasses.replace(tools, worker=worker)
-                    engine, files, verified = self._build(tools, parts, verified)
-            draft = self.verify(parts, verified)
+        engine, files, draft = self._build_verified(tools, parts, native)
         lowered, findings, parity = draft.lowered, draft.findings, draft.parity
         assert parity is not None
         remedies = parts.remedies
@@ -160,6 +142,36 @@ class BuildJob(DraftJob):
             timings_s=dict(self.watch.seconds),
             environment=describe.environment(spec, engine.timing_cache_sha256),
         )
+
+    def _build_verified(
+        self, tools: BuildTools, parts: Parts, native: OnnxNative
+    ) -> tuple[EngineResult, dict[str, FileInfo], Draft]:
+        """The engine, with the draft that it was built from and its figures.
+
+        Raises:
+            BuildError: no remedy is left.
+            InputError: nothing can run the graph.
+        """
+        draft = self.lower(parts, Found())
+        if self.may_keep_wide(parts):
+            # Before the engine is built, which takes the nodes that have to stay wide.
+            parts.prepared.infer_shapes(native)
+            try:
+                draft = self.keep_wide(parts, draft)
+            except InputError:
+                # Where nothing can run the model, what the builder refuses says more: it names the node.
+                self._build(tools, parts, draft)
+                raise
+        engine, files, draft = self._build(tools, parts, draft)
+        if draft.parity is None:
+            verified = self.keep_wide(parts, draft)
+            if verified.lowered is not draft.lowered:
+                # The first worker has ended.
+                with tools.backend.start_worker(parts.staging.directory / LOG_NAME) as worker:
+                    tools = dataclasses.replace(tools, worker=worker)
+                    engine, files, verified = self._build(tools, parts, verified)
+            draft = self.verify(parts, verified)
+        return engine, files, draft
 
     def accept_unquantized(self, reason: InputError) -> None:
         """Go on with what the model is, as every build of a list of models wants, and say so."""

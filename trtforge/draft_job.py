@@ -67,6 +67,11 @@ class Found:
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sensitivity: SensitivityInfo | None = None
 
+    def leaves_same_graph(self, other: Found) -> bool:
+        """Whether both keep the same nodes and tensors wide."""
+        amax, others = ({} if found.overflow is None else found.overflow.amax for found in (self, other))
+        return dict(self.kept) == dict(other.kept) and dict(amax) == dict(others)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draft:
@@ -141,9 +146,8 @@ class DraftJob(Job):
         """
         draft = self.verify(parts, draft)
         if self._misses(draft) and self._may_overflow() and draft.found.overflow is None:
-            overflow = self._find_overflow(parts, draft)
-            found = dataclasses.replace(draft.found, overflow=overflow)
-            draft = self._redraft(parts, draft, found, is_new=bool(overflow.amax))
+            found = dataclasses.replace(draft.found, overflow=self._find_overflow(parts, draft))
+            draft = self._redraft(parts, draft, found)
         last = draft.found.sensitivity
         if self._misses(draft) and self._may_search(parts) and (last is None or last.met):
             assert parts.quantizer is not None
@@ -156,12 +160,14 @@ class DraftJob(Job):
                 stages.Wider(remedies.kept, remedies.wide, draft.found.overflow),
             )
             found = dataclasses.replace(draft.found, kept=choice.reasons, sensitivity=choice.info)
-            draft = self._redraft(parts, draft, found, is_new=dict(choice.reasons) != dict(kept))
+            draft = self._redraft(parts, draft, found)
         return draft
 
-    def _redraft(self, parts: Parts, draft: Draft, found: Found, *, is_new: bool) -> Draft:
+    def _redraft(self, parts: Parts, draft: Draft, found: Found) -> Draft:
         """The draft with what was found, lowered and verified again where that changes the graph."""
-        return self.verify(parts, self.lower(parts, found)) if is_new else dataclasses.replace(draft, found=found)
+        if found.leaves_same_graph(draft.found):
+            return dataclasses.replace(draft, found=found)
+        return self.verify(parts, self.lower(parts, found))
 
     def _misses(self, draft: Draft) -> bool:
         """Whether figures were taken, and are below the budget or not finite."""

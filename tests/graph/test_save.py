@@ -53,6 +53,17 @@ def test_producer_and_ir_version_are_ours(tmp_path: Path) -> None:
     assert (saved.producer_name, saved.producer_version, saved.ir_version) == ("trtforge", "", 10)
 
 
+@pytest.mark.parametrize("embed_bytes", [save.EMBED_BYTES, 0])
+def test_metadata_is_written_whether_or_not_the_weights_are_embedded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed_bytes: int
+) -> None:
+    monkeypatch.setattr(save, "EMBED_BYTES", embed_bytes)
+    entries = (("b", "2"), ("a", "1"), ("b", "3"))
+    written = save_model(graph_of(MATMUL), tmp_path / "m.onnx", entries)
+    assert len(written) == (1 if embed_bytes else 2)
+    assert load_model(tmp_path / "m.onnx").metadata == entries
+
+
 def test_local_functions_survive() -> None:
     graph = graph_of(
         """g (float[2] x) => (float[2] y) { y = trtforge.f(x) }

@@ -125,6 +125,17 @@ def test_float16_at_the_ends_and_in_bodies_is_rounded(text):
         assert np.array_equal(y.astype(np.float32), np.full((1, 4), np.float16(expected), np.float32))
 
 
+def test_both_types_of_a_graph_are_rounded():
+    text = """g (float[b, 4] x) => (float[b, 4] y) {
+        c = Cast<to = 16>(x) a = Add(c, c) f = Cast<to = 1>(a)
+        h = Cast<to = 10>(f) m = Mul(h, h) r = Sqrt(m) y = Cast<to = 1>(r) }"""
+    graph = graph_from_text(text)
+    # 100.1 is 100 in bfloat16; 400 squared is no float16.
+    for value, expected in ((100.1, np.sqrt(np.float16(200) ** 2)), (200.0, np.inf)):
+        y = run(as_computed(graph), x=np.full((1, 4), value, np.float32))[0]
+        assert np.array_equal(y, np.full((1, 4), np.float16(expected), np.float32))
+
+
 def test_a_graph_without_float16_is_run_as_it_is():
     graph = graph_from_text("g (float[b, 4] x) => (float[b, 4] y) { y = Mul(x, x) }")
     assert as_computed(graph) is graph

@@ -25,7 +25,7 @@ _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "DOUBLE": 
 # Characters of one message, and bytes of one log line, that are looked at.
 _MAX_LINE = 65_536
 # Inputs of a node that are told; a Concat may have thousands.
-MAX_SHAPES = 16
+_MAX_SHAPES = 16
 _NAME_TABLES = {"[N] node names in this log:": "nodes", "[N] tensor names in this log:": "tensors"}
 
 
@@ -87,7 +87,7 @@ class BuildTrace:
 
     def shapes_of(self, node: str | None) -> tuple[str, ...]:
         """What a node reads first, as the parser saw it: "t1 float32[-1, 8]"; empty where it did not get there."""
-        return self._seen.get(node or "", ("", ()))[1][:MAX_SHAPES]
+        return self._seen.get(node or "", ("", ()))[1][:_MAX_SHAPES]
 
 
 def _shape(match: re.Match[str]) -> str:

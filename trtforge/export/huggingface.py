@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trtforge.errors import InputError, missing_extra
 from trtforge.export.huggingface_inputs import InputPlan, plan_inputs
-from trtforge.export.torch_model import Dims, ModelInput, TorchModel
+from trtforge.export.torch_model import Dims, ModelInput, TorchModel, reason_of
 from trtforge.user_code import USER_ERRORS
 
 SUPPORTED = (
@@ -120,7 +120,7 @@ def _as_torch_model(head: _Head, plan: InputPlan, architecture: str, notes: list
         shapes = ", ".join(f"{item.name} {list(item.shape(model.sizes))}" for item in model.inputs)
         raise InputError(
             f"{architecture} cannot be run on {shapes}",
-            f"{type(err).__name__}: {' '.join(str(err).split())[:300]}",
+            reason_of(err),
             "give the shapes that it takes with --profile, or wrap the model in package.module:function",
         ) from err
     if not model.output_names:
@@ -170,7 +170,7 @@ def _load(transformers: Any, folder: Path, architecture: str, trust_remote_code:
     except USER_ERRORS as err:
         raise InputError(
             f"{architecture} cannot be loaded from {folder}",
-            f"{type(err).__name__}: {' '.join(str(err).split())[:300]}",
+            reason_of(err),
             "check that the folder loads with transformers' from_pretrained(folder)",
         ) from err
     model, info = loaded

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from trtforge.errors import InputError
 from trtforge.export.function import other_sizes
-from trtforge.export.torch_model import BATCH, Dims, Flat, ModelInput, TorchModel
+from trtforge.export.torch_model import BATCH, Dims, Flat, ModelInput, TorchModel, reason_of
 from trtforge.export.write import input_shapes
 from trtforge.user_code import USER_ERRORS
 
@@ -41,29 +41,12 @@ def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchMod
     Raises:
         InputError: torch cannot load it, it takes more than tensors, or it does not run.
     """
-    # Sample inputs are a pickle, and the one thing that torch still reads through torch.load: they are not needed.
-    unpickle, torch.load = torch.load, lambda *_, **__: {}
-    try:
-        program: Any = torch.export.load(path)
-    except USER_ERRORS as err:
-        raise InputError(
-            f"torch cannot load {path}",
-            f"{type(err).__name__}: {' '.join(str(err).split())[:300]}",
-            f"save it again with torch.export.save of torch {torch.__version__.partition('+')[0]}",
-        ) from err
-    finally:
-        torch.load = unpickle
+    program = _load(path)
     names, dtypes = _tensor_inputs(program, path)
     shapes = input_shapes(program)
     dims = _dims(names, shapes, layout)
     inputs = [ModelInput(name, own) for name, own in zip(names, dims, strict=True)]
-    sizes: dict[str, int] = {}
-    for item, shape in zip(inputs, shapes, strict=True):
-        sizes |= {
-            dim: max(2, int(size.node.hint or 2) if isinstance(size, torch.SymInt) else int(size))
-            for dim, size in zip(item.dims, shape, strict=True)
-            if isinstance(dim, str)
-        }
+    sizes = _sizes(inputs, shapes)
 
     def sample(wanted: Mapping[str, tuple[int, ...]], seed: int) -> tuple[Tensor, ...]:
         """Normal floats; ones for integers and booleans, which are ids or masks of ranges that nothing states."""
@@ -85,7 +68,7 @@ def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchMod
         listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes_at.items())
         raise InputError(
             f"the program {path} does not run on {listed}",
-            f"{type(err).__name__}: {' '.join(str(err).split())[:300]}",
+            reason_of(err),
             "wrap the model in package.module:function with example inputs",
         ) from err
     notes = ["its sample inputs were not read; integer inputs were compared on ones"]
@@ -101,6 +84,21 @@ def load_from_program(path: Path, layout: Mapping[str, Dims] | None) -> TorchMod
         program=program,
         notes=notes if any(not dtype.is_floating_point for dtype in dtypes) else [],
     )
+
+
+def _load(path: Path) -> Any:
+    # Sample inputs are a pickle, and the one thing that torch still reads through torch.load: they are not needed.
+    unpickle, torch.load = torch.load, lambda *_, **__: {}
+    try:
+        return torch.export.load(path)
+    except USER_ERRORS as err:
+        raise InputError(
+            f"torch cannot load {path}",
+            reason_of(err),
+            f"save it again with torch.export.save of torch {torch.__version__.partition('+')[0]}",
+        ) from err
+    finally:
+        torch.load = unpickle
 
 
 def _tensor_inputs(program: Any, path: Path) -> tuple[list[str], list[torch.dtype]]:
@@ -138,3 +136,13 @@ def _dims(names: list[str], shapes: list[tuple[Any, ...]], layout: Mapping[str, 
             own.append(known.setdefault(str(size), wanted if isinstance(wanted, str) else fallback))
         result.append(tuple(own))
     return result
+
+
+def _sizes(inputs: list[ModelInput], shapes: list[tuple[Any, ...]]) -> dict[str, int]:
+    """The size that every open dim was traced with, 2 at least."""
+    return {
+        dim: max(2, int(size.node.hint or 2) if isinstance(size, torch.SymInt) else int(size))
+        for item, shape in zip(inputs, shapes, strict=True)
+        for dim, size in zip(item.dims, shape, strict=True)
+        if isinstance(dim, str)
+    }

@@ -146,6 +146,11 @@ def merge_layout(own: Dims, layout: Mapping[str, Dims] | None, name: str) -> Dim
     return given
 
 
+def reason_of(error: BaseException) -> str:
+    """What a failure of torch or of the model says, on one line of 300 characters at most."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
 def resize(example: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Values like an example's in another shape.
 

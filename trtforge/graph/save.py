@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,12 @@ def _stubs(skeleton: Skeleton) -> Iterator[TensorProto]:
 
 
 @without_collection()
-def save_model(graph: gs.Graph, path: Path) -> tuple[Path, ...]:
+def save_model(graph: gs.Graph, path: Path, metadata: Iterable[tuple[str, str]] = ()) -> tuple[Path, ...]:
     """Write a graph, replacing what was there only once the new file is complete.
 
     Args:
         path: the ONNX file; its external data, if needed, is `<path>.data`.
+        metadata: keys and values that the file says of itself.
 
     Returns:
         The files written, the ONNX file first.
@@ -85,6 +86,7 @@ def save_model(graph: gs.Graph, path: Path) -> tuple[Path, ...]:
     total = sum(c.values.nbytes for c in _constants(graph) if is_array(c))
     try:
         skeleton = skeleton_from_graph(graph)
+        skeleton.model.metadata_props.extend(_entries(metadata))
         if total < EMBED_BYTES:
             with staged.open("wb") as file:
                 write_model(skeleton.model, _raw_weights(skeleton), file)
@@ -131,8 +133,12 @@ def _write_external(tensor: TensorProto, array: np.ndarray[Any, Any], file: Any,
     offset = file.tell()
     file.write(_raw_array(tensor, array))
     tensor.data_location = TensorProto.EXTERNAL
-    entries = {"location": location, "offset": str(offset), "length": str(file.tell() - offset)}
-    tensor.external_data.extend(onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items())
+    place = {"location": location, "offset": str(offset), "length": str(file.tell() - offset)}
+    tensor.external_data.extend(_entries(place.items()))
+
+
+def _entries(pairs: Iterable[tuple[str, str]]) -> list[onnx.StringStringEntryProto]:
+    return [onnx.StringStringEntryProto(key=key, value=value) for key, value in pairs]
 
 
 def _constants(graph: gs.Graph) -> Iterator[gs.Constant]:

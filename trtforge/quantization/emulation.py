@@ -55,10 +55,12 @@ def emulate_float16(graph: gs.Graph) -> gs.Graph:
 
 
 def as_computed(graph: gs.Graph) -> gs.Graph:
-    """The form of a built graph that ONNX Runtime computes as written: a twin, or the graph itself."""
-    if uses_bfloat16(graph):
-        return emulate_bfloat16(graph)
-    return emulate_float16(graph) if computes_float16(graph) else graph
+    """The form of a built graph that ONNX Runtime computes as written: a twin, or the graph itself.
+
+    Where a bfloat16 build has float16 parts, from a source that came with them, both types are rounded.
+    """
+    twin = emulate_bfloat16(graph) if uses_bfloat16(graph) else graph
+    return emulate_float16(twin) if computes_float16(twin) else twin
 
 
 def _emulate(graph: gs.Graph, low: np.dtype[Any]) -> gs.Graph:

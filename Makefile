@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/digits_vit/demo.py
 
-test: $(VENV)/test.stamp lint
+test: $(VENV)/test.stamp $(VENV)/triton.stamp lint
 	$(BIN)/python -m pytest -n 2
 
 # Every case of every CUDA kernel on the emulated GPU, and each kernel compiled for each architecture where nvcc is
@@ -52,5 +52,10 @@ $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
 # torch first, in the release that the export extra's range admits: alone it is the smaller build where there is one.
 $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx,examples,export,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx,examples,export,serving,dev]'
+	touch $@
+
+# Triton Inference Server, in an environment of its own. What is there already and has the same packages is left.
+$(VENV)/triton.stamp: trtforge/serving/triton/install.py $(VENV)/test.stamp
+	$(BIN)/trtforge triton install --dir $(VENV)/triton
 	touch $@

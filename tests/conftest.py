@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import pytest
 from command_checks import Watch
 from support import save_onnx
 
+from trtforge.errors import UnavailableError
+from trtforge.serving.triton.environment import TritonInstall, find_triton
 from trtforge.tensor import TensorSpec
 
 
@@ -43,3 +47,13 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return Watch(folder, temporary, capsys)
+
+
+@pytest.fixture(scope="session")
+def triton_install() -> TritonInstall:
+    """The real Triton server that `make test` installs; TRTFORGE_TRITON names another place."""
+    named = os.environ.get("TRTFORGE_TRITON")
+    try:
+        return find_triton([Path(named) if named else Path(sys.prefix) / "triton"])
+    except UnavailableError as err:
+        pytest.fail(f"{err}\nor set TRTFORGE_TRITON; here: trtforge triton install --dir {Path(sys.prefix) / 'triton'}")

@@ -28,11 +28,13 @@ from trtforge.cli import (
     fuse,
     inspect,
     lint,
+    package,
     plugin,
     profile,
     quantize,
     reduce,
     signals,
+    triton,
     verify,
 )
 from trtforge.errors import InternalError, TrtForgeError, UnavailableError
@@ -47,11 +49,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (build, export, inspect, lint, fuse, profile, calibrate, quantize, verify, reduce, doctor):
+for module in (build, export, inspect, lint, fuse, profile, calibrate, quantize, verify, reduce, doctor, package):
     app.command(module.NAME)(module.command)
 app.add_typer(cache.app, name=cache.NAME)
 app.add_typer(plugin.app, name=plugin.NAME)
 app.add_typer(bench.app, name=bench.NAME)
+app.add_typer(triton.app, name=triton.NAME)
 
 
 def _show_version(value: bool) -> None:

@@ -81,3 +81,13 @@ Int8Weights = Annotated[
     bool,
     typer.Option("--int8-weights", help="Store weights in INT8, per channel; they are multiplied in the float type."),
 ]
+TritonEnv = Annotated[
+    Path | None,
+    typer.Option(
+        "--triton-env",
+        metavar="DIR",
+        envvar="TRTFORGE_TRITON",
+        help="The Triton server: an environment of `trtforge triton install`, or NVIDIA's /opt/tritonserver. Default: "
+        "beside this Python, then ~/.cache/trtforge/triton, then `tritonserver` on PATH.",
+    ),
+]

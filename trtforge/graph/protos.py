@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import onnx
-from google.protobuf.message import Message  # type: ignore[import-untyped]
+from google.protobuf.message import Message
 
 Body = onnx.GraphProto | onnx.FunctionProto
 

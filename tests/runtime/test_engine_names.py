@@ -1,0 +1,113 @@
+"""What can be known of the engine runner without a GPU: names, versions, and that it needs nothing of trtforge."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_stubs import TENSORRT_LIBRARIES, TENSORRT_SYMBOLS, compile_library, run_python
+
+import trtforge.runtime
+from trtforge.errors import UnavailableError
+from trtforge.gpu import find_gpus
+from trtforge.runtime import Engine, EngineError
+from trtforge.runtime.engine import load_tensorrt
+
+FOLDER = Path(trtforge.runtime.__file__).parent
+# Classes of the objects that engine.py calls by these names.
+CLASSES = {"engine": "ICudaEngine", "context": "IExecutionContext", "runtime": "Runtime", "config": "IRuntimeConfig"}
+# `use_graphs` is for TensorRT-RTX.
+RTX_ONLY = {"CudaGraphStrategy", "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE", "IRuntimeConfig.cuda_graph_strategy"}
+LOOK_UP = """
+import importlib, json, sys
+module, missing = importlib.import_module(sys.argv[1]), []
+for name in json.loads(sys.argv[2]):
+    value = module
+    for part in name.split("."):
+        value = getattr(value, part, missing)
+        if value is missing:
+            missing.append(name)
+            break
+print(json.dumps(sorted(missing)))
+"""
+
+
+def used_names() -> set[str]:
+    """Names of TensorRT's module that engine.py uses: those after `trt`, and members of objects by CLASSES."""
+    names = set()
+    for found in ast.walk(ast.parse((FOLDER / "engine.py").read_text())):
+        parts: list[str] = []
+        node = found
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        if isinstance(node, ast.Name) and parts:
+            if node.id == "trt":
+                names.add(".".join(parts))
+            elif node.id in CLASSES:
+                names.add(f"{CLASSES[node.id]}.{parts[0]}")
+    return names
+
+
+def missing_names(module: str, names: set[str], libraries: Path | None = None) -> list[str]:
+    found: list[str] = json.loads(run_python(LOOK_UP, module, json.dumps(sorted(names)), libraries=libraries))
+    return found
+
+
+def test_the_walk_finds_the_calls() -> None:
+    names = used_names()
+    assert {"IExecutionContext.execute_async_v3", "ICudaEngine.get_tensor_profile_shape", "DataType.BF16"} <= names
+    assert names >= RTX_ONLY
+
+
+def test_every_name_exists_in_tensorrt_rtx() -> None:
+    assert missing_names("tensorrt_rtx", used_names()) == []
+    assert missing_names("tensorrt_rtx", {"Runtime.no_such_name"}) == ["Runtime.no_such_name"]
+
+
+def test_every_name_exists_in_tensorrt(tmp_path: Path) -> None:
+    if importlib.util.find_spec("tensorrt_bindings") is None:
+        pytest.skip("the wheel tensorrt-cu13-bindings is not installed (extra dev)")
+    source = "".join(f"void *{symbol}(void) {{ return 0; }}\n" for symbol in TENSORRT_SYMBOLS)
+    for name in TENSORRT_LIBRARIES:
+        compile_library(tmp_path / name, source)
+    assert missing_names("tensorrt_bindings", used_names() - RTX_ONLY, tmp_path) == []
+
+
+def test_another_release_is_refused_with_the_one_to_install() -> None:
+    with pytest.raises(EngineError) as caught:
+        load_tensorrt("tensorrt-rtx", "1.0.0.1")
+    assert "pip install tensorrt-rtx-cu13==1.0.0.1" in str(caught.value)
+    here = load_tensorrt("tensorrt-rtx", None).__version__
+    assert here in str(caught.value)
+    assert load_tensorrt("tensorrt-rtx", here).__version__ == here
+
+
+def test_graphs_are_for_tensorrt_rtx(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="only TensorRT-RTX captures"):
+        Engine(tmp_path / "model.engine", "tensorrt", use_graphs=True)
+
+
+def test_without_a_gpu_an_engine_is_refused_and_not_crashed_on(tmp_path: Path) -> None:
+    try:
+        find_gpus()
+    except UnavailableError:
+        pass
+    else:
+        pytest.skip("there is a GPU here")
+    with pytest.raises(EngineError, match=r"cupy|GPU 0"):
+        Engine(tmp_path / "model.engine", "tensorrt-rtx")
+
+
+def test_a_copy_runs_without_trtforge(tmp_path: Path) -> None:
+    """As in a Triton repository, where it lies beside the model's code."""
+    shutil.copytree(FOLDER, tmp_path / "runtime")
+    code = "import sys; sys.path[:0] = [sys.argv[1]]; import runtime; print('trtforge' in sys.modules, runtime.Engine)"
+    shown = subprocess.run([sys.executable, "-I", "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False <class 'runtime.engine.Engine'>"

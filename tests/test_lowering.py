@@ -21,6 +21,7 @@ from trtforge.backends.registry import select_backend
 from trtforge.cli.app import run
 from trtforge.describe import check_plugin_layers, describe_fusion, describe_near_misses
 from trtforge.errors import BuildError, TrtForgeError
+from trtforge.fusing import find_fusions
 from trtforge.fusion.lower_attention import LOWERED_TO
 from trtforge.fusion.lower_block import BlockReport, LoweredBlock
 from trtforge.fusion.match import match_regions
@@ -32,6 +33,7 @@ from trtforge.graph.signature import input_specs
 from trtforge.limits import DEFAULT_LIMITS
 from trtforge.lowering import decide, find_candidates, rewrite, worse_by
 from trtforge.manifest import PlanTensor
+from trtforge.profile import Profile, ProfileSet, ShapeRange
 from trtforge.profile_sources import load_profiles
 from trtforge.recipe import QuantRecipe
 from trtforge.spec import precision_from_name
@@ -173,6 +175,32 @@ def test_a_recipe_can_forbid_the_rewrite(graph: gs.Graph) -> None:
     assert set(quantized.unfit.values()) == {"the recipe quantizes attention's products, and the operator ignores Q/DQ"}
 
 
+@pytest.mark.parametrize(
+    ("mask_type", "reason"), [("", "it has this form already"), ("float", "it has this form already"), ("bool", None)]
+)
+def test_an_operator_that_was_packed_is_tried_only_for_its_mask(
+    mask_type: str, reason: str | None, tmp_path: Path
+) -> None:
+    sizes = {"heads": np.array([0, 0, 2, WIDTH // 2])} | {f"w{r}": np.eye(WIDTH, dtype=np.float32) for r in "qkv"}
+    parts = " ".join(
+        f"{r}0 = MatMul (x, w{r}) {r}1 = Reshape ({r}0, heads) {r} = Transpose <perm = [0, 2, 1, 3]> ({r}1)"
+        for r in "qkv"
+    )
+    given, read = (f", {mask_type}[2, 1, 16, 16] mask", ", mask") if mask_type else ("", "")
+    body = f"g (float[2, 16, {WIDTH}] x{given}) => (float[2, 2, 16, {WIDTH // 2}] y)"
+    body += f" {{ {parts} [own] y = Attention (q, k, v{read}) }}"
+    loaded = load_model(save_onnx(tmp_path / "own.onnx", body, **sizes), DEFAULT_LIMITS)
+    profiles = trtforge_profiles(loaded.graph)
+    with OnnxNative() as native:
+        normalised = stages.normalise_source(loaded, FP16, native)
+        prepared = stages.prepare(*normalised, profiles, FP16, native)
+    assert [done.lowered_to for done in prepared.fused.rewritten] == ["packed"]
+    found = find_candidates(prepared.graph, FP16, QuantRecipe())
+    assert [region.name for region in found.regions] == (["own"] if reason is None else [])
+    assert found.unfit == ({} if reason is None else {"own": reason})
+    assert find_fusions(tmp_path / "own.onnx").forms[0].reason == reason
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the encoder and its profile."""
@@ -293,10 +321,8 @@ def test_an_attention_that_must_be_one_kernel_fails_where_there_is_none(project:
     assert isinstance(again, EnginePlan)
 
 
-def trtforge_profiles(graph: gs.Graph) -> object:
+def trtforge_profiles(graph: gs.Graph) -> ProfileSet:
     """Profiles of a graph without open dims."""
-    from trtforge.profile import Profile, ProfileSet, ShapeRange
-
     shapes = {tensor.name: ShapeRange(*[tuple(tensor.shape)] * 3) for tensor in graph.inputs}
     return ProfileSet((Profile("default", shapes, {}),), "file")
 

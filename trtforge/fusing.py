@@ -9,8 +9,9 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from trtforge.fusion.lower_attention import LOWERED_TO, attention_refusals
-from trtforge.fusion.lower_block import block_forms
+from trtforge.fusion.lower_block_node import block_forms
 from trtforge.fusion.match import match_regions
+from trtforge.fusion.packed_qkv import pack_qkv
 from trtforge.fusion.regions import Matches, region_to_dict
 from trtforge.graph.native import OnnxNative
 from trtforge.graph.normalise import normalise
@@ -20,28 +21,21 @@ from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.ops.attention_ffn import DOMAIN
 from trtforge.profile_choice import profile_file
 from trtforge.profile_sources import load_profiles
-from trtforge.stages import load_source
+from trtforge.stages import LoweredRegion, load_source
 
 NATIVE, PLUGIN = "tensorrt-rtx, tensorrt", "tensorrt --plugin"
 """What a build is for: any backend without a plugin library, and TensorRT with one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Form:
-    """What a half-precision build makes of a region.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Form(LoweredRegion):
+    """What a half-precision build makes of a region. A native form is kept where the plan is not worse.
 
     Attributes:
-        target: `NATIVE` or `PLUGIN`.
-        pattern, region: the region's; an attention is listed for `NATIVE` also where it is part of a block.
-        lowered_to: the form; None where it stays as it is. A native one is kept where the plan is not worse.
-        reason: why it stays.
+        target: `NATIVE` or `PLUGIN`; an attention is listed for `NATIVE` also where it is part of a block.
     """
 
     target: str
-    pattern: str
-    region: str
-    lowered_to: str | None
-    reason: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,32 +102,22 @@ def find_fusions(source: Path, profile: str | None = None, limits: Limits = DEFA
         graph, _ = normalise(loaded.graph, native=native, operators="float")
         if profiles is not None:
             specialise(graph, profiles, native)
-    matches = match_regions(graph)
-    return FuseResult(source, path, len(graph.nodes), matches, _forms_of(graph, matches))
+    matches, num_nodes = match_regions(graph), len(graph.nodes)
+    respelled = pack_qkv(graph).rewritten  # what a half-precision build does first
+    forms = _forms_of(graph, match_regions(graph) if respelled else matches)
+    return FuseResult(source, path, num_nodes, matches, forms)
 
 
 def _forms_of(graph: gs.Graph, matches: Matches) -> tuple[Form, ...]:
     """What a half-precision build makes of attentions and blocks."""
     refusals = attention_refusals(graph, matches.attentions())
     op_types, unfit = block_forms(graph, matches.blocks())
-    native = (
-        Form(
-            NATIVE,
-            region.pattern,
-            region.name,
-            None if region.name in refusals else LOWERED_TO,
-            refusals.get(region.name),
-        )
-        for region in matches.attentions()
-    )
-    plugin = (
-        Form(
-            PLUGIN,
-            block.pattern,
-            block.name,
-            f"{DOMAIN}::{op_types[block.name]}" if block.name in op_types else None,
-            unfit.get(block.name),
-        )
-        for block in matches.blocks()
-    )
-    return (*native, *plugin)
+    forms = []
+    for region in matches.attentions():
+        reason = refusals.get(region.name)
+        lowered_to = LOWERED_TO if reason is None else None
+        forms.append(Form(region.name, region.pattern, lowered_to, reason, target=NATIVE))
+    for block in matches.blocks():
+        lowered_to = f"{DOMAIN}::{op_types[block.name]}" if block.name in op_types else None
+        forms.append(Form(block.name, block.pattern, lowered_to, unfit.get(block.name), target=PLUGIN))
+    return tuple(forms)

@@ -4,8 +4,8 @@ How a builder fuses a spelling is read from its plan, not assumed: the whole gra
 region that can be rewritten, in the precision asked for and for the target and profiles asked for. Scales do not change
 a plan, so quantized graphs are tried with stand-in ranges, before anything is calibrated. Where the plan is worse,
 each kind of region (`kind_of`) is tried on its own, the largest ones first, `MAX_KINDS` at most. So the usual model
-costs two builds more, and one with n kinds at most n + 2. The rewritten nodes must become one kernel each, or the trial
-fails: success proves the fusion.
+costs two builds more, and one with n kinds at most n + 2; one less where a trial had the very graph that is built, as
+in half precision. The rewritten nodes must become one kernel each, or the trial fails: success proves the fusion.
 
 A plan is worse that has more kernels, fewer fused attentions, or more GEMMs in a wider type than was asked for.
 """

@@ -168,6 +168,11 @@ REFUSALS = {
          "flat": np.array([2, 6, 16])},
         ("mq", "its query is not known to keep batch and sequence of what it projects"),
     ),
+    "no rows": (
+        POST,
+        {"inputs": "float[batch, 0, 16] x, int64[batch, 0] mask"},
+        ("mq", "what it projects is empty, which ONNX Runtime's operator refuses"),
+    ),
     "a mask of three axes": (
         changed(POST, (MASK, "bias = Identity(own) ")),
         {"inputs": "float[2, 6, 16] x, float[2, 6, 6] own"},

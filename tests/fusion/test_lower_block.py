@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,12 @@ BLOCKS = {
         changed(POST, ("[bo_] o = Add(o0, bo)", ""), ("r1 = Add(o, x)", "r0 = Add(o0, x) r1 = Add(r0, bo)"),
                 ("[bd_] d = Add(d0, bd)", ""), ("r2 = Add(d, h)", "r9 = Add(d0, h) r2 = Add(r9, bd)")),
         "AttentionFFN_post_gelu_lengths",
+    ),
+    "an activation that is spelled out": (
+        changed(POST, ("[act] a = Gelu(u) ",
+                       "t1 = Mul(u, u) t2 = Mul(t1, u) t3 = Mul(t2, cubic) t4 = Add(u, t3) t5 = Mul(t4, sqrt2pi) "
+                       "t6 = Tanh(t5) t7 = Add(t6, one) t8 = Mul(u, half) [act] a = Mul(t8, t7) ")),
+        "AttentionFFN_post_gelu_tanh_lengths",
     ),
     "a result in rows": (
         POST + "[torows] z = Reshape(y, rows)",
@@ -182,6 +190,23 @@ def test_a_mask_that_flags_padding(prepare: Prepare, tmp_path: Path) -> None:
     assert np.abs(fused - exact).max() <= 2 * np.abs(rounded - exact).max()
 
 
+@pytest.mark.parametrize("sizes", ["1, seq", "batch, 1", "1, 1"])
+def test_a_mask_that_is_broadcast(sizes: str, prepare: Prepare, tmp_path: Path) -> None:
+    inputs = f"float[batch, seq, {WIDTH}] x, int64[{sizes}] mask"
+    graph = prepare(model_of(POST, inputs=inputs, **CONSTANTS))
+    plain = in_precision(graph, "fp16")
+    plugin = copy_graph(plain)
+    assert [block.op_type for block in lower_blocks(plugin).lowered] == ["AttentionFFN_post_gelu_lengths"]
+    feeds = feeds_of(graph, **SIZES)
+    feeds["mask"][:, -1:] = [[1]] if sizes.startswith("1") else [[1], [0], [1]]
+    valid = np.broadcast_to(feeds["mask"], (SIZES["batch"], SIZES["seq"]))
+    exact, rounded, fused = (outputs_of(g, feeds, tmp_path, valid) for g in (graph, plain, plugin))
+    assert np.abs(fused - exact).max() <= 2 * np.abs(rounded - exact).max()
+    (block,) = (node for node in plugin.nodes if node.domain == "trtforge")
+    lengths = run(plugin, feeds, [block.inputs[-1].name])[block.inputs[-1].name]
+    assert lengths.tolist() == [SIZES["seq"] if row.any() else 0 for row in valid]
+
+
 def test_scores_that_stay_float32(prepare: Prepare, tmp_path: Path) -> None:
     graph = prepared_block(prepare, POST)
     wide = dict.fromkeys(("scale_", "masked", "softmax"), "too large for float16")
@@ -208,6 +233,11 @@ def refusal(graph: gs.Graph) -> str:
 def test_float32_is_refused(prepare: Prepare) -> None:
     reason = refusal(prepared_block(prepare, POST))
     assert reason == "it computes in float32; the plugin takes float16 and bfloat16"
+
+
+def test_a_block_of_no_rows_is_refused(prepare: Prepare) -> None:
+    inputs = f"float[batch, 0, {WIDTH}] x, int64[batch, 0] mask"
+    assert refusal(prepare(model_of(POST, inputs=inputs, **CONSTANTS))) == "what it reads is empty"
 
 
 def test_a_head_size_without_kernels_is_refused(prepare: Prepare) -> None:
@@ -245,6 +275,13 @@ def test_only_a_library_with_the_operator_brings_blocks(tmp_path: Path) -> None:
     assert brings_blocks([tmp_path / "other.so", tmp_path / "own.so"])
     assert not brings_blocks([tmp_path / "other.so"])
     assert not brings_blocks([])
+
+
+def test_a_build_without_a_plugin_does_not_wait_for_the_matcher() -> None:
+    code = "import sys, trtforge.build_job; print([m for m in sys.modules if m.startswith('trtforge.fusion.')])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "trtforge.fusion.lower_block" in result.stdout
+    assert "trtforge.fusion.match'" not in result.stdout
 
 
 def test_attention_in_blocks_is_left_to_the_plugin(prepare: Prepare) -> None:

@@ -185,6 +185,89 @@ REFUSED = {
         "the query: the Reshape from [batch, seq, 16] to [seq, batch, 2, 8] is not known to keep batch and sequence",
         (("q2 = Reshape(q1, heads)", SWAPPED_SIZES),),
     ),
+    "scores cut to integers": Refused(
+        ATTENTION,
+        "cut",
+        "Cast stands between Q K^T and its Softmax",
+        (("s2 = Add(s1, bias)", "s9 = Add(s1, bias) [cut] s8 = Cast<to=7>(s9) s2 = Cast<to=1>(s8)"),),
+    ),
+    "weights cut to integers": Refused(
+        ATTENTION,
+        "cut",
+        "Cast stands between its Softmax and the product with the value",
+        ((PROBABILITIES, "[cut] p8 = Cast<to=7>(p) p9 = Cast<to=1>(p8) [context] c = MatMul(p9, v)"),),
+    ),
+    "a result cut to integers": Refused(
+        BLOCK,
+        "cut",
+        "Cast stands between attention and its output projection",
+        ((PROBABILITIES, "[context] c8 = MatMul(p, v) [cut] c9 = Cast<to=7>(c8) c = Cast<to=1>(c9)"),),
+    ),
+    "a mask for other heads": Refused(
+        ATTENTION,
+        "back_",
+        "it is not known to part its 2 heads from the batch",
+        (
+            (
+                "[masked] s2 = Add(s1, bias)",
+                "s7 = Reshape(s1, swapped) s8 = Add(s7, own) [back_] s2 = Reshape(s8, back)",
+            ),
+        ),
+        inputs="float[4, 6, 16] x, int64[4, 6] mask, float[1, 4, 6, 6] own",
+    ),
+    "repeated heads of the query": Refused(
+        BLOCK,
+        "mk",
+        "heads of the query are shared: key and value have 2",
+        (
+            ("[mq] q0 = MatMul(x, wq) [bq_] q1 = Add(q0, bq)", "[mq] q1 = MatMul(x, narrow_k)"),
+            ("Reshape(q1, heads)", "Reshape(q1, single)"),
+            ("q = Transpose<perm=[0, 2, 1, 3]>(q2)", "q3 = Transpose<perm=[0, 2, 1, 3]>(q2)"),
+            ("[scores]", "q4 = Unsqueeze(q3, n2) q5 = Expand(q4, twice) q = Reshape(q5, joined) [scores]"),
+        ),
+    ),
+    "a weight that is an input": Refused(
+        BLOCK,
+        "bq_",
+        "MatMul with 'own', which is no constant matrix, stands between the query and its projection",
+        (("MatMul(x, wq)", "MatMul(x, own)"),),
+        inputs=f"{INPUTS}, float[16, 16] own",
+    ),
+    "a product in another type": Refused(
+        BLOCK,
+        "bq_",
+        "Cast stands between the query and its projection",
+        (("[mq] q0 = MatMul(x, wq)", "x8 = Cast<to=10>(x) [mq] q8 = MatMul(x8, narrow) q0 = Cast<to=1>(q8)"),),
+    ),
+    "a bias of one number": Refused(
+        BLOCK,
+        "bq_",
+        "Add of [], which is no bias of one number for each column, stands between the query and its projection",
+        (("Add(q0, bq)", "Add(q0, half)"),),
+    ),
+    "an inner result that a subgraph reads": Refused(
+        BLOCK,
+        "norm1",
+        "its result 'h' is read in a subgraph",
+        outputs="y, z",
+        more="z = If(cond) <then_branch = t () => (float[batch, seq, 16] t1) { t1 = Neg(h) }, "
+        "else_branch = e () => (float[batch, seq, 16] e1) { e1 = Neg(x) }>",
+        inputs=f"{INPUTS}, bool cond",
+    ),
+    "attention in a subgraph": Refused(
+        ATTENTION,
+        "branch",
+        "1 in its subgraphs, where nothing is fused",
+        (
+            (
+                PROBABILITIES,
+                "[branch] c = If(cond) <then_branch = t () => (float[batch, 2, seq, 8] t1) "
+                "{ tp = Softmax<axis=-1>(s2) t1 = MatMul(tp, v) }, "
+                "else_branch = e () => (float[batch, 2, seq, 8] e1) { e1 = Neg(v) }>",
+            ),
+        ),
+        inputs=f"{INPUTS}, bool cond",
+    ),
     "an inner result is an output": Refused(BLOCK, "bu_", "its result 'u' is an output", outputs="y, u"),
     "an ffn without residual": Refused(
         BLOCK,
@@ -208,6 +291,11 @@ REFUSED = {
 CONSTANTS = {
     **{f"narrow_{role}": np.ones((16, 8), np.float32) for role in "kv"},
     "single": np.array([0, 0, 1, 8]),
+    "narrow": np.ones((16, 16), np.float16),
+    "swapped": np.array([2, 4, 6, 6]),
+    "back": np.array([4, 2, 6, 6]),
+    "twice": np.array([1, 1, 2, 1, 1]),
+    "joined": np.array([0, 2, -1, 8]),
     "column": np.array([6, 1, 16]),
     "nothing": np.array(0.0, np.float32),
     "six": np.array(6.0, np.float32),
@@ -237,6 +325,15 @@ def test_a_near_miss_says_where_and_why(name: str, prepare: Prepare) -> None:
     assert matches.blocks() == ()
     found = [(miss.pattern, miss.node, miss.reason) for miss in matches.near_misses]
     assert any(miss[:2] == (case.pattern, case.node) and case.reason in miss[2] for miss in found), found
+
+
+def test_an_axis_of_scores_of_unknown_rank_is_not_taken_for_the_last(prepare: Prepare) -> None:
+    body = changed(POST, ("s2 = Add(s1, bias)", "s9 = Add(s1, bias) s2 = Add(s9, own)"), ("<axis=-1>", "<axis=-2>"))
+    model = model_of(body, f"{INPUTS}, float own")
+    model.graph.input[-1].type.tensor_type.ClearField("shape")
+    matches = match_regions(prepare(model))
+    assert matches.attentions() == ()
+    assert [miss.reason for miss in matches.near_misses] == ["its Softmax is along axis -2, not the last"]
 
 
 def test_what_is_not_refused_is_still_found(prepare: Prepare) -> None:

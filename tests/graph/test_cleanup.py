@@ -48,6 +48,21 @@ def test_identity_before_an_output_gives_its_name_to_the_producer() -> None:
     assert run(graph, {"x": x})[0].tolist() == [0, -1]
 
 
+def test_dropout_that_drops_nothing_goes() -> None:
+    graph = graph_of("""g (float[2] x) => (float[2] y) <float r = {0.5}, bool off = {0}> {
+        a = Neg(x) b = Dropout(a, r) c, unread = Dropout(b, r, off) y = Exp(c) }""")
+    assert remove_identities(graph) == 2
+    assert ops(graph) == ["Neg", "Exp"] and graph.nodes[1].inputs[0] is graph.nodes[0].outputs[0]
+
+
+def test_dropout_that_trains_or_whose_mask_is_read_stays() -> None:
+    graph = graph_of("""g (float[2] x, bool t) => (float[2] y, bool[2] m) <float r = {0.5}, bool on = {1}> {
+        a = Dropout(x, r, on) b = Dropout(a, r, t) c, m = Dropout(b, r) d, n = Dropout(c, r) e = Not(n)
+        y = Where(e, d, c) }""")
+    assert remove_identities(graph) == 0
+    assert ops(graph) == ["Dropout"] * 4 + ["Not", "Where"]
+
+
 def test_identity_that_connects_a_port_or_two_outputs_stays() -> None:
     graph = graph_of("""g (float[2] x) => (float[2] y, float[2] z, float[2] a, float[2] k) <float[2] w = {1, 2}> {
         y = Identity(x) a = Neg(x) z = Identity(a) k = Identity(w) }""")

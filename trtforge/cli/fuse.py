@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,13 +60,12 @@ def _print_result(result: FuseResult, explain: bool) -> None:
 
 def _print_forms(result: FuseResult) -> None:
     """What a build makes of the regions, for each kind of target; regions of one fate are counted."""
-    groups: dict[tuple[str, str, str | None, str | None], int] = {}
-    for form in result.forms:
-        fate = (form.target, form.pattern, form.lowered_to, form.reason)
-        groups[fate] = groups.get(fate, 0) + 1
+    from trtforge.fusing import NATIVE
+
+    groups = collections.Counter((form.target, form.pattern, form.lowered_to, form.reason) for form in result.forms)
     for (target, pattern, lowered_to, reason), count in groups.items():
         fate_text = f"unchanged: {reason}" if lowered_to is None else f"as {lowered_to}"
-        where = " where the plan is not worse" if lowered_to is not None and "::" not in lowered_to else ""
+        where = " where the plan is not worse" if lowered_to is not None and target == NATIVE else ""
         sys.stdout.write(f"{target}: {count} {pattern} {plain(fate_text)}{where}\n")
 
 

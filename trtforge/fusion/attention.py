@@ -18,22 +18,36 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from trtforge.fusion.attention_output import AttentionOutput
 from trtforge.fusion.heads import follow_heads
 from trtforge.fusion.linear import Linears
 from trtforge.fusion.masks import HIDDEN, explain_mask, fill_of
-from trtforge.fusion.regions import Attention, Heads, Linear, MaskTerm, Stop
+from trtforge.fusion.regions import Attention, Heads, MaskTerm
 from trtforge.fusion.sizes import same_size
-from trtforge.fusion.view import StoppedError, View, number_of, op_name, perm_of, producer_of, scaled_input, source_of
+from trtforge.fusion.view import (
+    StoppedError,
+    View,
+    casts_to_float,
+    number_of,
+    op_name,
+    producer_of,
+    scaled_input,
+    source_of,
+)
 from trtforge.graph.signature import tensor_dtype
 
-# Nodes between Q K^T and Softmax, and between P V and the output projection.
+# Nodes between Q K^T and Softmax.
 _MAX_STEPS = 16
 _LABELS = {4: ("B", "N", "S", "D"), 3: ("BN", "S", "D")}
 
 
 @dataclasses.dataclass(slots=True)
 class _Core:
-    """The arithmetic of one attention."""
+    """The arithmetic of one attention.
+
+    Attributes:
+        layouts: nodes between the two products that part or join batch and heads, and the size that heads have there.
+    """
 
     scores: gs.Node
     softmax: gs.Node
@@ -42,6 +56,7 @@ class _Core:
     terms: list[MaskTerm]
     masks: list[gs.Tensor]
     nodes: list[gs.Node]
+    layouts: list[tuple[gs.Node, object]] = dataclasses.field(default_factory=list)
 
 
 def looks_like_attention(view: View, node: gs.Node) -> bool:
@@ -113,8 +128,7 @@ def _core_of(view: View, softmax: gs.Node) -> _Core:
     Raises:
         StoppedError: another operator among the scores, a reader that needs them, or another axis.
     """
-    rank = view.sizes.rank(softmax.inputs[0])
-    if softmax.attrs.get("axis", -1) not in (-1, rank - 1):
+    if not view.is_last_axis(softmax.attrs.get("axis", -1), softmax.inputs[0]):
         raise StoppedError(softmax, f"its Softmax is along axis {softmax.attrs.get('axis')}, not the last")
     core = _Core(softmax, softmax, softmax, 1.0, [], [], [softmax])
     tensor = softmax.inputs[0]
@@ -143,7 +157,7 @@ def _before_scores(view: View, core: _Core, node: gs.Node) -> gs.Tensor:
     if scaled is not None:
         core.scale *= scaled[1]
         return scaled[0]
-    if op == "Cast":
+    if casts_to_float(node):
         return node.inputs[0]
     if op == "Add" and len(node.inputs) == 2:
         index = _scores_operand(node)
@@ -162,17 +176,18 @@ def _before_scores(view: View, core: _Core, node: gs.Node) -> gs.Tensor:
                 core.terms.append(MaskTerm(node.name, node.inputs[0].name, kind, fill * core.scale))
                 core.masks.append(node.inputs[0])
                 return node.inputs[1 if is_keep else 2]
-    if op in ("Reshape", "Unsqueeze", "Squeeze") and _keeps_matrices(view, node):
+    if op in ("Reshape", "Unsqueeze", "Squeeze") and _keeps_matrices(view, core, node):
         return node.inputs[0]
     what = "softcap (Tanh)" if op == "Tanh" else op or f"{node.domain}.{node.op}"
     raise StoppedError(node, f"{what} stands between Q K^T and its Softmax")
 
 
-def _keeps_matrices(view: View, node: gs.Node) -> bool:
-    """True for a change of layout that leaves the last two axes [S, T] alone."""
+def _keeps_matrices(view: View, core: _Core, node: gs.Node) -> bool:
+    """True for a change of layout that leaves the last two axes [S, T] alone; the heads that it shows are noted."""
     before, after = view.sizes.of(node.inputs[0]), view.sizes.of(node.outputs[0])
     if before is None or after is None:
         return False
+    core.layouts += [(node, sizes[1]) for sizes in (before, after) if len(sizes) == 4]
     return all(same_size(a, b) for a, b in zip(before[-2:], after[-2:], strict=False))
 
 
@@ -196,9 +211,8 @@ def _find_context(view: View, core: _Core) -> None:
             core.context = reader
             core.nodes.append(reader)
             return
-        if op_name(reader) not in ("Cast", "Reshape") or (
-            op_name(reader) == "Reshape" and not _keeps_matrices(view, reader)
-        ):
+        is_layout = op_name(reader) == "Reshape" and _keeps_matrices(view, core, reader)
+        if not casts_to_float(reader) and not is_layout:
             raise StoppedError(reader, f"{reader.op} stands between its Softmax and the product with the value")
         core.nodes.append(reader)
         tensor = reader.outputs[0]
@@ -226,6 +240,9 @@ def _finish(
 ) -> Attention:
     query, key, value = parts
     num_heads, head_size = _counts(view, core, query, labels)
+    for node, size in core.layouts:
+        if size != num_heads:
+            raise StoppedError(node, f"it is not known to part its {num_heads} heads from the batch")
     kv_heads = [part.projection.num_heads for part in (key, value) if part.projection]
     if value.scale != 1.0:
         raise StoppedError(core.context, f"its value is scaled by {value.scale:g}")
@@ -235,7 +252,7 @@ def _finish(
     if len(sized) > 1:
         raise StoppedError(core.scores, f"query, key and value have heads of sizes {sorted(sized)}")
     mask = explain_mask(view, core.terms, core.masks, is_causal=is_causal)
-    output = _Output(labels)
+    output = AttentionOutput(labels)
     output.follow(view, linears, core.context.outputs[0])
     # In the order of the graph, whichever way they were found.
     inner = sorted({id(node): node for node in core.nodes}.values(), key=lambda node: view.order[id(node)])
@@ -277,83 +294,6 @@ def _counts(view: View, core: _Core, query: Heads, labels: list[str]) -> tuple[i
         reason = "" if query.stop is None else f": {query.stop.reason}"
         raise StoppedError(core.scores, f"its number of heads or its head size is not known{reason}")
     return num_heads, last // num_heads if labels[-1] == "W" else last
-
-
-class _Output:
-    """The linear layer that reads [B, S, N * D] behind attention, or what reads it instead.
-
-    Attributes:
-        labels: of the axes of the tensor that was reached; W is N and D side by side, BS or SB rows of both.
-        nodes: layout nodes in between.
-        linear, stop: one of them, once followed.
-    """
-
-    def __init__(self, labels: list[str]) -> None:
-        self.labels = labels
-        self.nodes: list[gs.Node] = []
-        self.linear: Linear | None = None
-        self.stop: Stop | None = None
-
-    def follow(self, view: View, linears: Linears, tensor: gs.Tensor) -> None:
-        """Look for it behind P V."""
-        for _ in range(_MAX_STEPS):
-            reader = view.only_reader(tensor)
-            if reader is None:
-                node = producer_of(tensor) or view.graph.nodes[0]
-                self.stop = Stop(str(node.name), "its result is an output, or has several readers")
-                return
-            if self.labels[-1] == "W" and linears.of_product(reader) is not None:
-                self.linear = linears.of_product(reader)
-                return
-            reason = self._go_over(view, reader)
-            if reason is not None:
-                self.stop = Stop(str(reader.name), reason)
-                return
-            self.nodes.append(reader)
-            tensor = reader.outputs[0]
-        self.stop = Stop(str(self.nodes[-1].name), "no linear layer reads its result")
-
-    def _go_over(self, view: View, node: gs.Node) -> str | None:
-        """Follow one node; the reason where it is no layout node."""
-        op, perm = op_name(node), perm_of(node, len(self.labels)) if op_name(node) == "Transpose" else None
-        if perm is not None:
-            self.labels = [self.labels[axis] for axis in perm]
-            return None
-        if op in ("Cast", "Identity"):
-            return None
-        if op != "Reshape":
-            return f"{node.op} stands between attention and its output projection"
-        labels = self._joined(view, node)
-        if labels is None:
-            return "a Reshape does not put its heads side by side, or is not known to keep batch and sequence"
-        self.labels = labels
-        return None
-
-    def _joined(self, view: View, node: gs.Node) -> list[str] | None:
-        """Labels behind a Reshape."""
-        before, after, labels = view.sizes.of(node.inputs[0]), view.sizes.of(node.outputs[0]), self.labels
-        if before is None or after is None or len(before) != len(labels):
-            return None
-        if before == after:
-            return labels
-        if labels[-1] == "W":
-            is_rows = len(after) == 2 and len(labels) == 3 and same_size(before[-1], after[-1])
-            return ["".join(labels[:2]), "W"] if is_rows else None
-        if labels == ["BN", "S", "D"]:
-            keeps = len(after) == 4 and same_size(before[1], after[2]) and same_size(before[2], after[3])
-            return ["B", "N", "S", "D"] if keeps else None
-        width = after[-1]
-        if labels == ["S", "BN", "D"]:
-            keeps = len(after) == 3 and same_size(before[0], after[0])
-            return ["S", "B", "W"] if keeps and isinstance(width, int) else None
-        numbers = [size for size in before[2:] if isinstance(size, int)]
-        if labels[2:] != ["N", "D"] or len(numbers) != 2 or math.prod(numbers) != width:
-            return None
-        if len(after) == 2:
-            return ["".join(labels[:2]), "W"]
-        # With the width kept, one size proves the other.
-        keeps = len(after) == 3 and any(same_size(a, b) for a, b in zip(before[:2], after[:2], strict=True))
-        return [*labels[:2], "W"] if keeps else None
 
 
 def _product_before(tensor: gs.Tensor) -> gs.Node | None:

@@ -124,9 +124,9 @@ def _check_attention(parts: Parts, attention: Attention) -> Linear:
     if len({projection.is_sequence_first for projection in projections}) > 1:
         raise StoppedError(softmax, "query, key and value have batch and sequence in different orders")
     _check_rows(parts, projections)
-    if attention.num_kv_heads != attention.num_heads:
-        what = f"grouped queries: {attention.num_heads} heads of the query, {attention.num_kv_heads} of the key"
-        raise StoppedError(parts.nodes[projections[1].linear.product], what)
+    shared = attention.shared_heads()
+    if shared is not None:
+        raise StoppedError(parts.nodes[projections[1].linear.product], shared)
     if attention.output_projection is None:
         stop = attention.output_stop
         assert stop is not None
@@ -260,7 +260,9 @@ def _size_readers(parts: Parts, names: Sequence[str], result: gs.Tensor) -> list
             if tensor is result:
                 continue
             if parts.view.is_pinned(tensor):
-                raise StoppedError(parts.nodes[name], f"its result {tensor.name!r} is an output")
+                is_output = any(tensor is output for output in parts.view.graph.outputs)
+                where = "is an output" if is_output else "is read in a subgraph"
+                raise StoppedError(parts.nodes[name], f"its result {tensor.name!r} {where}")
             for reader in parts.view.readers(tensor):
                 if reader.name in inside:
                     continue

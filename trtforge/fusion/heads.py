@@ -30,7 +30,16 @@ from trtforge.fusion.qkv_layout import constant_ints, keeps_batch_and_sequence
 from trtforge.fusion.regions import Heads, Linear, Projection, Stop
 from trtforge.fusion.shape_values import Size
 from trtforge.fusion.sizes import same_size
-from trtforge.fusion.view import StoppedError, View, op_name, perm_of, producer_of, scaled_input, source_of
+from trtforge.fusion.view import (
+    StoppedError,
+    View,
+    op_name,
+    perm_of,
+    producer_of,
+    scaled_input,
+    source_of,
+    split_constant,
+)
 
 # Nodes between attention and its projection; eleven were seen (PyTorch's sdpa of packed layouts).
 _MAX_STEPS = 20
@@ -144,8 +153,20 @@ class _Follower:
         is_rotary = op_name(node) == "RotaryEmbedding" or (
             op_name(node) in ("Add", "Concat", "Sub") and all(op_name(producer_of(t)) == "Mul" for t in node.inputs)
         )
-        what = f"a rotary embedding ({node.op})" if is_rotary else f"{node.op}"
+        what = f"a rotary embedding ({node.op})" if is_rotary else self._failed_bias(node) or f"{node.op}"
         return f"{what} stands between the {self._role} and its projection"
+
+    def _failed_bias(self, node: gs.Node) -> str | None:
+        """What a bias Add, or a product without one, lacks to be a linear layer; None for other nodes."""
+        operands = split_constant(node) if op_name(node) == "Add" else None
+        product = node if operands is None else producer_of(operands[0])
+        if operands is not None and op_name(product) == "Cast":
+            return "Cast"
+        if product is None or op_name(product) not in ("MatMul", "Gemm"):
+            return None
+        if operands is not None and self._linears.of_product(product) is not None:
+            return f"{node.op} of {list(operands[1].shape or ())}, which is no bias of one number for each column,"
+        return f"{product.op} with {product.inputs[1].name!r}, which is no constant matrix,"
 
     def _stop(self, node: gs.Node, what: str) -> StoppedError:
         return StoppedError(node, f"the {self._role}: {what}")

@@ -67,7 +67,7 @@ class AttentionLowering:
         scores = self._nodes[region.scores]
         if self._graph.opset < _OPSET:
             raise StoppedError(scores, f"the operator needs opset {_OPSET}; this model stays at {self._graph.opset}")
-        if region.spelling == "Attention" and reads_packed_layout(scores):
+        if region.spelling == "Attention" and reads_packed_layout(scores) and _keeps_mask(region):
             raise StoppedError(scores, "it has this form already")
         if any(self._sizes.rank(self._nodes[name].outputs[0]) != 4 for name in (region.scores, region.context)):
             what = "its query has three axes" if region.spelling == "Attention" else "batch and heads are one axis"
@@ -83,14 +83,18 @@ class AttentionLowering:
                 raise StoppedError(self._nodes[part.stop.node], f"{part.stop.reason}, so the three are no one product")
             product = self._nodes[part.projection.linear.product]
             x = self._sizes.of(self._tensors[part.projection.linear.x]) or ()
+            if 0 in x:
+                raise StoppedError(product, "what it projects is empty, which ONNX Runtime's operator refuses")
             self._check_weight(region, product, part.projection, role)
             if part.projection.linear.x != _first(region).linear.x:
                 raise StoppedError(product, "query, key and value are not projections of one tensor (cross-attention)")
-            if part.repeats != 1 or part.projection.num_heads != region.num_heads:
-                raise StoppedError(product, f"grouped queries: {region.num_heads} heads of the query, fewer of the key")
             rows = part.projection.rows
             if part.projection.is_sequence_first or len(x) != 3 or not all(map(same_size, rows, x[:2])):
                 raise StoppedError(product, f"its {role} is not known to keep batch and sequence of what it projects")
+        shared = region.shared_heads()
+        if shared is not None:
+            assert region.key.projection is not None
+            raise StoppedError(self._nodes[region.key.projection.linear.product], shared)
 
     def _check_weight(self, region: Attention, product: gs.Node, projection: Projection, role: str) -> None:
         """A quantized projection has to be like that of the query, and to read the same quantized x."""
@@ -216,6 +220,11 @@ def kind_of(region: Attention) -> tuple[object, ...]:
 def _first(region: Attention) -> Projection:
     assert region.query.projection is not None
     return region.query.projection
+
+
+def _keeps_mask(region: Attention) -> bool:
+    """Whether the mask of an `Attention` is what rule 2 would make of it."""
+    return not region.mask.terms or (_has_bias(region) and all(term.kind == "additive" for term in region.mask.terms))
 
 
 def _has_bias(region: Attention) -> bool:

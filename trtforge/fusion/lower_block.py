@@ -1,17 +1,6 @@
-"""Transformer blocks as `trtforge::AttentionFFN_*`, which a TensorRT plugin computes.
+"""Transformer blocks for a TensorRT plugin: whether a build has one, and what becomes of each block.
 
-The graph is the one that is built: quantized, cast, with shapes. Its blocks are matched anew, because quantization
-corrects biases and scales channels, and the operator has to get what the graph holds then. Function bodies are attached
-here, last: onnx's version converter drops them.
-
-1. Weights of query, key and value become one [H, 3H], head by head; a bias or beta that is missing is zeros.
-2. Int8: all four products have a constant of int8 codes behind DequantizeLinear and a QuantizeLinear with one scale in
-   front of x. Codes are transposed to [columns, K]; scales are float32, one for each column.
-3. A mask that only hides later keys or nothing becomes zeros [1, 1, 1, 1]. Any other is added as it is, [.., S, S].
-4. Key padding also gives `lengths`: behind the last valid key nothing is computed, and y is zero there. Padding need
-   not be at the end, so the mask stays.
-
-What the kernels do not take is refused, and the block stays as it is.
+What makes a node of a block (`lower_block_node`) is imported where there is a plugin, so that no other build waits.
 """
 
 from __future__ import annotations
@@ -19,35 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
-from trtforge.fusion.lower_nodes import Array, NodeAdder, bias_of_terms
-from trtforge.fusion.lower_weights import Weight, join_weights, read_weight
-from trtforge.fusion.match import match_regions
-from trtforge.fusion.regions import Attention, AttentionFfnBlock, KeyPadding, Linear, NearMiss
-from trtforge.fusion.sizes import KnownSizes, same_size
-from trtforge.fusion.view import StoppedError, op_name
-from trtforge.graph.signature import tensor_dtype
-from trtforge.ops.attention_ffn import (
-    DOMAIN,
-    INT8_K_MULTIPLE,
-    OPSET,
-    VERSION,
-    Variant,
-    attributes_of,
-    function_from_variant,
-    inputs_of,
-)
+from trtforge.fusion.regions import AttentionFfnBlock, NearMiss
 
-# What the kernels are compiled for; H and F are multiples of the 8 elements of a 16-byte copy.
-HEAD_SIZES = (32, 64, 80, 96, 128)
-WIDTH_MULTIPLE = 8
-DTYPES = ("float16", "bfloat16")
-_ROLES = ("qkv", "out", "up", "down")
 # What all op types begin with.
 _NAME = b"AttentionFFN"
 
@@ -82,54 +47,19 @@ class BlockReport:
     near_misses: tuple[NearMiss, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Linear:
-    """A linear layer as the operator takes it.
-
-    Attributes:
-        weight: [K, W].
-        bias: [W].
-        input_scale: of x; None for floats.
-    """
-
-    weight: Weight
-    bias: Array
-    input_scale: float | None = None
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether it is quantized."""
-        return self.weight.scales is not None
-
-    def columns(self, columns: list[int]) -> _Linear:
-        """Some columns of it."""
-        return _Linear(self.weight.columns(columns), self.bias[columns], self.input_scale)
-
-
 def brings_blocks(libraries: Sequence[Path]) -> bool:
     """Whether a plugin library has the operator: its name is in the file. Other plugins are for other models."""
     return any(_NAME in path.read_bytes() for path in libraries)
 
 
-def block_forms(graph: gs.Graph, blocks: Sequence[AttentionFfnBlock]) -> tuple[dict[str, str], dict[str, str]]:
-    """What blocks would become in half precision: op type by name; and why others would stay. Nothing is changed."""
-    lowering = _BlockLowering(graph)
-    forms: dict[str, str] = {}
-    unfit: dict[str, str] = {}
-    for block in blocks:
-        try:
-            lowering.check_sizes(block)
-        except StoppedError as stop:
-            unfit[block.name] = str(stop)
-        else:
-            forms[block.name] = _variant_of(block, is_int8=False).op_type
-    return forms, unfit
-
-
 def lower_blocks(graph: gs.Graph) -> BlockReport:
     """Make one node of each block of a graph that is ready to be built, in place."""
+    from trtforge.fusion.lower_block_node import BlockLowering
+    from trtforge.fusion.match import match_regions
+    from trtforge.fusion.view import StoppedError
+
     matches = match_regions(graph)
-    lowering = _BlockLowering(graph)
+    lowering = BlockLowering(graph)
     unfit: dict[str, str] = {}
     for block in matches.blocks():
         try:
@@ -138,271 +68,3 @@ def lower_blocks(graph: gs.Graph) -> BlockReport:
             unfit[block.name] = str(stop)
     misses = tuple(miss for miss in matches.near_misses if miss.pattern == AttentionFfnBlock.pattern)
     return BlockReport(lowering.finish(), unfit, misses)
-
-
-class _BlockLowering:
-    def __init__(self, graph: gs.Graph) -> None:
-        self._graph = graph
-        self._nodes = {str(node.name): node for node in graph.nodes}
-        self._tensors: dict[str, gs.Tensor] = graph.tensors()
-        self._sizes = KnownSizes(graph)
-        self._adder = NodeAdder(graph)
-        self._lengths: dict[KeyPadding, gs.Tensor] = {}
-        self._lowered: list[tuple[AttentionFfnBlock, Variant, gs.Variable]] = []
-
-    def lower(self, block: AttentionFfnBlock) -> None:
-        """Put one node in the place of a block.
-
-        Raises:
-            StoppedError: the kernels do not take it; nothing was changed.
-        """
-        x, output = self._tensors[block.x], self._tensors[block.output]
-        self.check_sizes(block)
-        dtype = self._check_type(block, x)
-        weights = self._weights(block, dtype)
-        mask = block.attention.mask
-        variant = _variant_of(block, is_int8=weights["qkv"].is_int8)
-        place = self._nodes[block.residual2]
-        operands: dict[str, gs.Tensor] = {"x": x, "attention_bias": self._bias(block.attention, place, dtype)}
-        for role, values in weights.items():
-            weight = values.weight.values.T if values.is_int8 else values.weight.values
-            operands[f"w_{role}"] = self._adder.constant(f"{block.name}_w_{role}", np.ascontiguousarray(weight))
-            operands[f"b_{role}"] = self._adder.constant(f"{block.name}_b_{role}", values.bias)
-            if values.weight.scales is not None:
-                scales = values.weight.scales.astype(np.float32)
-                operands[f"w_{role}_scale"] = self._adder.constant(f"{block.name}_w_{role}_scale", scales)
-        operands |= self._norms(block, dtype)
-        if mask.key_padding is not None:
-            operands["lengths"] = self._length_of(mask.key_padding, place)
-        numbers: dict[str, Any] = {
-            "num_heads": block.attention.num_heads,
-            "softmax_scale": float(block.attention.softmax_scale),
-            "epsilon": float(block.norm1.epsilon),
-            **{f"{role}_input_scale": values.input_scale for role, values in weights.items()},
-        }
-        inputs = [operands[given.name] for given in inputs_of(variant)]
-        attrs = {attribute.name: numbers[attribute.name] for attribute in attributes_of(variant)}
-        self._rewire_sizes(block, x)
-        is_rows = self._sizes.rank(output) == 2
-        y = self._adder.add(
-            place, variant.op_type, inputs, attrs, result=None if is_rows else output, dtype=dtype, domain=DOMAIN,
-            wanted=block.name,
-        )  # fmt: skip
-        if is_rows:
-            shape = self._adder.constant(f"{block.name}_rows", np.array([-1, weights["out"].bias.size]))
-            self._adder.add(place, "Reshape", [y, shape], result=output)
-        self._lowered.append((block, variant, y))
-
-    def finish(self) -> tuple[LoweredBlock, ...]:
-        """Put the nodes in, with their bodies."""
-        self._adder.finish()
-        if self._lowered:
-            self._attach_bodies()
-        return tuple(
-            LoweredBlock(block.name, variant.op_type, str(y.inputs[0].name)) for block, variant, y in self._lowered
-        )
-
-    def _attach_bodies(self) -> None:
-        variants = {variant.op_type: variant for _, variant, _ in self._lowered}
-        bodies = [function_from_variant(variant) for variant in variants.values()]
-        imports = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)]
-        empty = onnx.helper.make_graph([], "bodies", [], [])
-        model = onnx.helper.make_model(empty, functions=bodies, opset_imports=imports)
-        functions = gs.import_onnx(model).functions
-        for function in functions:
-            function.import_domains = imports[:1]
-        self._graph.functions = [*self._graph.functions, *functions]
-        if all(entry.domain != DOMAIN for entry in self._graph.import_domains or ()):
-            self._graph.import_domains = [*(self._graph.import_domains or ()), imports[1]]
-
-    def _check_type(self, block: AttentionFfnBlock, x: gs.Tensor) -> np.dtype[Any]:
-        """The type of the block.
-
-        Raises:
-            StoppedError: one that the kernels do not take.
-        """
-        dtype = tensor_dtype(x.dtype)
-        if dtype is None or dtype.name not in DTYPES:
-            first = self._nodes[block.nodes[0]]
-            raise StoppedError(first, f"it computes in {dtype}; the plugin takes {' and '.join(DTYPES)}")
-        return dtype
-
-    def check_sizes(self, block: AttentionFfnBlock) -> None:
-        """Refuse sizes that the kernels do not take.
-
-        Raises:
-            StoppedError: names the size.
-        """
-        attention, first = block.attention, self._nodes[block.nodes[0]]
-        if self._graph.opset < OPSET:
-            raise StoppedError(first, f"the operator needs opset {OPSET}; this model stays at {self._graph.opset}")
-        if self._sizes.rank(self._tensors[block.x]) != 3:
-            raise StoppedError(first, "what it reads is not known as [batch, sequence, width]")
-        if attention.head_size not in HEAD_SIZES:
-            heads = ", ".join(map(str, HEAD_SIZES))
-            raise StoppedError(first, f"its heads are {attention.head_size} wide; the plugin takes {heads}")
-        for what, width in (("H", attention.num_heads * attention.head_size), ("F", block.ffn.up.width)):
-            if width % WIDTH_MULTIPLE:
-                raise StoppedError(first, f"its {what} is {width}; the plugin takes multiples of {WIDTH_MULTIPLE}")
-        for term in attention.mask.terms:
-            rank = self._sizes.rank(self._tensors[term.tensor])
-            if rank not in (2, 4):
-                raise StoppedError(self._nodes[term.node], f"its mask has {rank} axes; the plugin takes 2 or 4")
-
-    def _weights(self, block: AttentionFfnBlock, dtype: np.dtype[Any]) -> dict[str, _Linear]:
-        """The four linear layers by role.
-
-        Raises:
-            StoppedError: weights that the operator cannot take.
-        """
-        attention = block.attention
-        parts = [part.projection for part in (attention.query, attention.key, attention.value)]
-        assert all(parts) and attention.output_projection is not None
-        pieces = [self._linear(p.linear, None, dtype).columns(p.columns()) for p in parts if p is not None]
-        first = self._nodes[block.attention.query.projection.linear.product]  # type: ignore[union-attr]
-        if len({(piece.input_scale, piece.is_int8) for piece in pieces}) > 1:
-            raise StoppedError(first, "query, key and value are not quantized alike")
-        found = {
-            "qkv": _joined(pieces),
-            "out": self._linear(attention.output_projection, block.out_bias, dtype),
-            "up": self._linear(block.ffn.up, None, dtype),
-            "down": self._linear(block.ffn.down, block.down_bias, dtype),
-        }
-        quantized = [role for role in _ROLES if found[role].is_int8]
-        if quantized and len(quantized) < len(_ROLES):
-            rest = ", ".join(role for role in _ROLES if role not in quantized)
-            raise StoppedError(first, f"some of its products are quantized, but not {rest}")
-        for role in quantized:
-            depth = found[role].weight.values.shape[0]
-            if depth % INT8_K_MULTIPLE:
-                raise StoppedError(first, f"{role} has K = {depth}; int8 takes multiples of {INT8_K_MULTIPLE}")
-        return found
-
-    def _linear(self, linear: Linear, late_bias: str | None, dtype: np.dtype[Any]) -> _Linear:
-        """A linear layer; `late_bias` is added behind the residual.
-
-        Raises:
-            StoppedError: its weight or bias has another form.
-        """
-        product = self._nodes[linear.product]
-        bias = np.zeros(linear.width, dtype)
-        for name in (linear.bias, late_bias):
-            if name is not None:
-                bias = (bias + self._values(product, name, dtype).reshape(-1)).astype(dtype)
-        weight = read_weight(product, linear)
-        if weight.scales is not None:
-            return _Linear(weight, bias, self._input_scale(product))
-        self._values(product, str(product.inputs[1].name), dtype)
-        return _Linear(weight, bias)
-
-    def _input_scale(self, product: gs.Node) -> float:
-        """The scale of what an int8 product reads.
-
-        Raises:
-            StoppedError: it is not quantized with one constant scale.
-        """
-        tensor = product.inputs[0]
-        while tensor.inputs and op_name(tensor.inputs[0]) == "Reshape":
-            tensor = tensor.inputs[0].inputs[0]
-        node = tensor.inputs[0] if tensor.inputs else None
-        if op_name(node) == "DequantizeLinear" and node is not None and isinstance(node.inputs[1], gs.Constant):
-            scale = np.asarray(node.inputs[1].values, np.float32)
-            if scale.size == 1:
-                return float(scale.reshape(()))
-        raise StoppedError(product, "its weight is quantized and what it reads is not, or not with one scale")
-
-    def _values(self, node: gs.Node, name: str, dtype: np.dtype[Any]) -> Array:
-        """A constant of the block's type.
-
-        Raises:
-            StoppedError: it is computed, or of another type.
-        """
-        tensor = self._tensors[name]
-        if not isinstance(tensor, gs.Constant):
-            raise StoppedError(node, f"its constant {name!r} is quantized or computed")
-        if tensor_dtype(tensor.dtype) != dtype:
-            raise StoppedError(node, f"its constant {name!r} is {tensor_dtype(tensor.dtype)} in a block of {dtype}")
-        values: Array = np.asarray(tensor.values)
-        return values
-
-    def _norms(self, block: AttentionFfnBlock, dtype: np.dtype[Any]) -> dict[str, gs.Tensor]:
-        """Gamma and beta of both normalisations.
-
-        Raises:
-            StoppedError: one is computed.
-        """
-        width = block.attention.num_heads * block.attention.head_size
-        found: dict[str, gs.Tensor] = {}
-        for index, norm in enumerate((block.norm1, block.norm2), 1):
-            for what, name, default in (("gamma", norm.gamma, 1), ("beta", norm.beta, 0)):
-                values = np.full(width, default, dtype)
-                if name is not None:
-                    values = self._values(self._nodes[norm.node], name, dtype).reshape(-1)
-                label = f"ln{index}_{what}"
-                found[label] = self._adder.constant(f"{block.name}_{label}", values)
-        return found
-
-    def _bias(self, attention: Attention, place: gs.Node, dtype: np.dtype[Any]) -> gs.Tensor:
-        """Rule 3, with four axes."""
-        mask = attention.mask
-        if not mask.terms or (mask.is_explained and mask.key_padding is None):
-            return self._adder.constant(f"{attention.name}_no_bias", np.zeros((1, 1, 1, 1), dtype))
-        bias = bias_of_terms(self._adder, mask.terms, self._tensors, place, dtype)
-        if tensor_dtype(bias.dtype) != dtype:
-            to = onnx.helper.np_dtype_to_tensor_dtype(dtype)
-            bias = self._adder.add(place, "Cast", [bias], {"to": int(to)}, dtype=dtype)
-        if all(self._sizes.rank(self._tensors[term.tensor]) == 2 for term in mask.terms):
-            axes = self._adder.constant(f"{attention.name}_axes", np.array([0, 1]))
-            bias = self._adder.add(place, "Unsqueeze", [bias, axes])
-        return bias
-
-    def _length_of(self, padding: KeyPadding, place: gs.Node) -> gs.Tensor:
-        """Rule 4: the last valid key plus one, [B]; one for all blocks with this padding."""
-        if padding not in self._lengths:
-            adder, source = self._adder, self._tensors[padding.tensor]
-            as_bool, as_int64, as_int32 = ({"to": t} for t in (onnx.TensorProto.BOOL, 7, onnx.TensorProto.INT32))
-            is_valid = adder.add(place, "Cast", [source], as_bool, dtype=np.bool_)
-            if not padding.is_padding_zero:
-                is_valid = adder.add(place, "Not", [is_valid])
-            counted = adder.add(place, "Cast", [is_valid], as_int64, dtype=np.int64)
-            zero, one, last = (adder.constant("number", np.array(value)) for value in (0, 1, [1]))
-            count = adder.add(place, "Shape", [source], {"start": 1, "end": 2}, dtype=np.int64)
-            end = adder.add(place, "Add", [adder.add(place, "Squeeze", [count]), one])
-            positions = adder.add(place, "Range", [one, end, one], dtype=np.int64)
-            ends = adder.add(place, "Mul", [counted, positions])
-            longest = adder.add(place, "ReduceMax", [ends, last], {"keepdims": 0})
-            longest = adder.add(place, "Max", [longest, zero])
-            self._lengths[padding] = adder.add(place, "Cast", [longest], as_int32, dtype=np.int32)
-        return self._lengths[padding]
-
-    def _rewire_sizes(self, block: AttentionFfnBlock, x: gs.Tensor) -> None:
-        """Let what wants batch or sequence of a tensor inside, for a mask that stays, read them of x."""
-        inside, known = set(block.nodes), self._sizes.of(x) or ()
-        for name in block.size_readers:
-            node = self._nodes[name]
-            tensor = node.inputs[0]
-            sizes = self._sizes.of(tensor)
-            is_inside = bool(tensor.inputs) and tensor.inputs[0].name in inside
-            if op_name(node) != "Shape" or not is_inside or sizes is None:
-                continue
-            wanted = slice(node.attrs.get("start", 0), node.attrs.get("end", len(sizes)))
-            is_counted_from_front = min(wanted.start, wanted.stop) >= 0 and wanted.stop <= len(known)
-            if is_counted_from_front and all(map(same_size, sizes[wanted], known[wanted])):
-                node.inputs[0] = x
-
-
-def _variant_of(block: AttentionFfnBlock, *, is_int8: bool) -> Variant:
-    mask = block.attention.mask
-    return Variant(
-        block.order,
-        block.ffn.activation.kind,  # type: ignore[arg-type]  # match_block takes no other
-        is_causal=mask.is_causal,
-        is_int8=is_int8,
-        has_lengths=mask.key_padding is not None,
-    )
-
-
-def _joined(layers: list[_Linear]) -> _Linear:
-    """Layers of one x side by side."""
-    weight = join_weights([layer.weight for layer in layers])
-    return _Linear(weight, np.concatenate([layer.bias for layer in layers]), layers[0].input_scale)

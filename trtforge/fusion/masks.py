@@ -17,12 +17,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from trtforge.fusion.qkv_layout import constant_ints
 from trtforge.fusion.regions import KeyPadding, Mask, MaskTerm
 from trtforge.fusion.sizes import same_size
-from trtforge.fusion.view import View, number_of, op_name, producer_of, split_constant
+from trtforge.fusion.view import View, casts_to_float, number_of, op_name, producer_of, split_constant
 from trtforge.graph.edit import is_array
 from trtforge.graph.signature import tensor_dtype
 
@@ -33,6 +34,7 @@ _MAX_STEPS = 64
 # Elements of a constant that are looked at.
 _MAX_ELEMENTS = 2**22
 _LAYOUT_OPS = ("Cast", "Expand", "Identity", "Unsqueeze")
+_MAX_LAYOUT_NODES = 8
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,7 +81,7 @@ class _Reader:
             op = op_name(node)
             if node is None:
                 self._meaning.is_explained = False
-            elif op in _LAYOUT_OPS:
+            elif self._keeps_matrix(node) and (op != "Cast" or casts_to_float(node)):
                 pending.append(node.inputs[0])
             elif op == "Add":
                 pending.extend(node.inputs)
@@ -106,10 +108,17 @@ class _Reader:
             elif node is not None and op == ("And" if keep else "Or"):
                 pending.extend((operand, keep) for operand in node.inputs)
             elif not self._is_padding(current, keep) and not (node is not None and self._read_node(node, keep)):
-                if node is not None and op in _LAYOUT_OPS:
+                if node is not None and self._keeps_matrix(node):
                     pending.append((node.inputs[0], keep))
                 else:
                     self._meaning.is_explained = False
+
+    def _keeps_matrix(self, node: gs.Node) -> bool:
+        """True for a Cast or layout node behind which 0 is still 0 and the last two axes are those of the scores."""
+        if op_name(node) != "Unsqueeze":
+            return op_name(node) == "Expand" or _keeps_zero(node)
+        rank, axes = self._view.sizes.rank(node.outputs[0]), constant_ints(node, 1, [])
+        return bool(axes) and all(-rank <= axis < rank and axis % rank < rank - 2 for axis in axes)
 
     def _is_within(self) -> bool:
         """Count a step; too many leave the mask unexplained."""
@@ -136,14 +145,13 @@ class _Reader:
         if operands is None or low is None or low > HIDDEN:
             self._meaning.is_explained = False
             return
-        difference = producer_of(operands[0])
-        for _ in range(4):
-            if difference is not None and op_name(difference) in _LAYOUT_OPS:
-                difference = producer_of(difference.inputs[0])
+        difference = producer_of(_before_layout(operands[0]))
         if difference is not None and op_name(difference) == "Sub" and number_of(difference.inputs[0]) == 1.0:
             self.read_condition(difference.inputs[1], True)
-        else:
+        elif _is_flag(_before_layout(operands[0])):
             self.read_condition(operands[0], False)
+        else:
+            self._meaning.is_explained = False
 
     def _read_node(self, node: gs.Node, keep: bool) -> bool:
         """A comparison or a triangle; False where it is none that is known."""
@@ -165,21 +173,19 @@ class _Reader:
         return False
 
     def _read_triangle(self, node: gs.Node, *, is_bias: bool, keep: bool = True) -> bool:
-        """Trilu of ones (the lower triangle is seen), or of a low number above the diagonal."""
-        filled = node.inputs[0]
-        inner = producer_of(filled)
-        for _ in range(4):
-            if inner is not None and op_name(inner) in _LAYOUT_OPS:
-                filled = inner.inputs[0]
-                inner = producer_of(filled)
-        value = fill_of(filled)
+        """Trilu of ones (the lower triangle is seen), or of a low number above the diagonal; it is [.., S, S]."""
+        rows, columns = (self._view.sizes.of(node.outputs[0]) or ())[-2:] or (None, None)
+        if 1 in (rows, columns) or (isinstance(rows, int) and isinstance(columns, int) and rows != columns):
+            self._meaning.is_explained = self._meaning.is_explained and not is_bias
+            return False
+        value = fill_of(node.inputs[0])
         offset = 0 if len(node.inputs) < 2 or not node.inputs[1].name else number_of(node.inputs[1])
         is_upper = bool(node.attrs.get("upper", 1))
         if is_bias:
             is_causal = is_upper and offset == 1 and value is not None and value <= HIDDEN
         else:
             is_causal = (
-                value is not None and value != 0 and (is_upper, offset, keep) in ((False, 0, True), (True, 1, False))
+                value is not None and value > 0 and (is_upper, offset, keep) in ((False, 0, True), (True, 1, False))
             )
         if is_causal:
             self._meaning.is_causal = True
@@ -204,7 +210,9 @@ class _Reader:
             self._meaning.is_explained = False
 
     def _is_padding(self, tensor: gs.Tensor, keep: bool) -> bool:
-        """Note a tensor [B, T] that is put along the last axis of the scores."""
+        """Note a tensor [B, T] that is put along the first and the last axis of the four that the scores have."""
+        if self._view.sizes.rank(tensor) != 4:
+            return False
         for _ in range(8):
             node, sizes = producer_of(tensor), self._view.sizes.of(tensor)
             op = op_name(node)
@@ -218,20 +226,25 @@ class _Reader:
                 return self._note_padding(node.inputs[0], keep)
             if op == "GatherND":
                 return self._is_gathered(node) and self._note_padding(node.inputs[0], keep)
-            comparison = _compared_with_zero(node)
+            comparison = _compared_with_zero(node, keep)
             if comparison is not None:
                 tensor, is_nonzero = comparison
                 keep = keep if is_nonzero else not keep
             elif op == "Not":
                 tensor, keep = node.inputs[0], not keep
-            elif op in ("Cast", "Expand", "Identity") or self._is_key_axis_kept(node):
+            elif _keeps_zero(node) or self._is_key_axis_kept(node):
                 tensor = node.inputs[0]
             else:
                 return False
         return False
 
     def _is_key_axis_kept(self, node: gs.Node) -> bool:
-        """[B, T] or [B, 1, T] to [B, 1, T] or [B, 1, 1, T], by sizes; [B, T] itself ends the search elsewhere."""
+        """[B, T] or [B, 1, T] to [B, 1, T] or [B, 1, 1, T], by sizes; [B, T] itself ends the search elsewhere.
+
+        An Expand adds no axes.
+        """
+        if op_name(node) == "Expand":
+            return self._view.sizes.rank(node.inputs[0]) == self._view.sizes.rank(node.outputs[0])
         if op_name(node) not in ("Unsqueeze", "Reshape"):
             return False
         before, after = self._view.sizes.of(node.inputs[0]), self._view.sizes.of(node.outputs[0])
@@ -244,7 +257,7 @@ class _Reader:
         """Note the [B, T] tensor that says which keys are padding, as near to the model's own input as it says so."""
         node = producer_of(tensor)
         for _ in range(8):
-            comparison = None if node is None else _compared_with_zero(node)
+            comparison = None if node is None else _compared_with_zero(node, keep)
             if node is not None and op_name(node) == "Not":
                 tensor, keep = node.inputs[0], not keep
             elif node is not None and op_name(node) in ("Cast", "Identity") and _is_whole(node.inputs[0]):
@@ -317,13 +330,20 @@ def _counted_axis(tensor: gs.Tensor, inserted: Sequence[tuple[Sequence[int], int
     return _axis_behind(long[0], values.ndim, inserted)
 
 
+def _before_layout(tensor: gs.Tensor) -> gs.Tensor:
+    """The tensor in front of the casts and layout nodes that give this one."""
+    for _ in range(_MAX_LAYOUT_NODES):
+        node = producer_of(tensor)
+        if node is None or op_name(node) not in _LAYOUT_OPS:
+            break
+        tensor = node.inputs[0]
+    return tensor
+
+
 def fill_of(tensor: gs.Tensor) -> float | None:
     """The one number that a tensor is filled with, its shape being computed or not."""
+    tensor = _before_layout(tensor)
     node = producer_of(tensor)
-    for _ in range(4):
-        if op_name(node) in _LAYOUT_OPS and node is not None:
-            tensor = node.inputs[0]
-            node = producer_of(tensor)
     if node is not None and op_name(node) == "ConstantOfShape":
         value = node.attrs.get("value")
         return number_of(value) if isinstance(value, gs.Constant) else 0.0
@@ -334,12 +354,29 @@ def fill_of(tensor: gs.Tensor) -> float | None:
     return float(values.ravel()[0]) if is_number else None
 
 
-def _compared_with_zero(node: gs.Node) -> tuple[gs.Tensor, bool] | None:
-    """x and whether the result is True where x is not 0, of Equal(x, 0) and Greater(x, 0)."""
+def _compared_with_zero(node: gs.Node, keep: bool) -> tuple[gs.Tensor, bool] | None:
+    """x and whether the result is True where x is not 0, of Equal(x, 0) and Greater(x, 0).
+
+    A negative x of Greater is taken for a key that is seen: where the result hides keys, x may not be negative.
+    """
     op = op_name(node)
     if op not in ("Equal", "Greater") or len(node.inputs) != 2 or number_of(node.inputs[1]) != 0:
         return None
+    if op == "Greater" and not keep and not _is_flag(node.inputs[0]):
+        return None
     return node.inputs[0], op == "Greater"
+
+
+def _keeps_zero(node: gs.Node) -> bool:
+    """True for a Cast that makes nothing but 0 to 0, unlike one of fractions to integers."""
+    is_cut = op_name(node) == "Cast" and not (casts_to_float(node) or node.attrs.get("to") == onnx.TensorProto.BOOL)
+    return op_name(node) == "Identity" or (op_name(node) == "Cast" and (not is_cut or _is_whole(node.inputs[0])))
+
+
+def _is_flag(tensor: gs.Tensor) -> bool:
+    """True for bools and unsigned integers: each is 0, or at least 1."""
+    dtype = tensor_dtype(tensor.dtype)
+    return dtype is not None and dtype.kind in "bu"
 
 
 def _is_whole(tensor: gs.Tensor) -> bool:

@@ -22,6 +22,7 @@ from trtforge.fusion.norm import Norms
 from trtforge.fusion.regions import Attention, AttentionFfnBlock, Ffn, Matches, NearMiss, Region
 from trtforge.fusion.sizes import DAMAGE
 from trtforge.fusion.view import StoppedError, View
+from trtforge.graph.edit import all_nodes, subgraphs_of
 
 
 class _Search:
@@ -48,12 +49,21 @@ class _Search:
 def _find_attentions(search: _Search) -> None:
     for node in search.view.graph.nodes:
         try:
+            _find_inner_attentions(search, node)
             if looks_like_attention(search.view, node):
                 search.attentions.append(match_attention(search.view, search.linears, node))
         except StoppedError as stop:
             search.miss(Attention.pattern, node, stop)
         except DAMAGE as err:
             search.miss(Attention.pattern, node, _damaged(node, err))
+
+
+def _find_inner_attentions(search: _Search, node: gs.Node) -> None:
+    inner = [member for body in subgraphs_of(node) for member in all_nodes(body)]
+    count = sum(looks_like_attention(search.view, member) for member in inner)
+    if count:
+        what = f"{count} in its subgraphs, where nothing is fused"
+        search.miss(Attention.pattern, node, StoppedError(node, what))
 
 
 def _find_ffns(search: _Search) -> None:
@@ -113,7 +123,7 @@ def match_regions(graph: gs.Graph) -> Matches:
     """Find the regions of a graph's main level; nothing is changed.
 
     Args:
-        graph: normalised (sorted, names unique, types inferred), before quantization and casts.
+        graph: normalised (sorted, names unique, types inferred); Q/DQ and casts may be in it already.
     """
     if not graph.nodes:
         return Matches((), ())

@@ -60,8 +60,8 @@ def _operator(view: View, node: gs.Node) -> _Found | None:
         return None
     x, gamma = node.inputs[0], node.inputs[1]
     beta = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
-    width, axis = view.sizes.last(x), node.attrs.get("axis", -1)
-    is_last = axis in (-1, view.sizes.rank(x) - 1)
+    width = view.sizes.last(x)
+    is_last = view.is_last_axis(node.attrs.get("axis", -1), x)
     if not is_last or not is_vector(gamma, width) or not (beta is None or is_vector(beta, width)):
         return None
     if any(tensor.name for tensor in node.outputs[1:]):
@@ -204,4 +204,4 @@ def _is_mean(view: View, node: gs.Node) -> bool:
     axes = node.attrs.get("axes")
     if axes is None and len(node.inputs) > 1 and isinstance(node.inputs[1], gs.Constant):
         axes = np.asarray(node.inputs[1].values).ravel().tolist()
-    return axes is not None and list(axes) in ([-1], [view.sizes.rank(node.inputs[0]) - 1])
+    return axes is not None and len(axes) == 1 and view.is_last_axis(axes[0], node.inputs[0])

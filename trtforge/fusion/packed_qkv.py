@@ -22,6 +22,10 @@ Case 3: the packed layout itself, its parts going anywhere but to `Attention` (m
     Slice and Squeeze or by Split and Squeeze. With the same columns of the weight, each part becomes MatMul (+ Add)
     -> Reshape [B, S, N, D] -> Transpose in the order that is left. Two parts (key and value) are done alike.
 
+Case 1 has the form that `lower_attention` gives other spellings of attention where a trial build shows that it pays; it
+is tried only for a mask that could be spelled better. Cases 2 and 3 give what that trial is compared with, and what
+stays where it does not pay.
+
 `[0, 0, ...]` copies B and S, so no shape is computed; that needs proof that the original Reshape keeps both.
 Here the graph is rewritten; `qkv_match` finds the cases and `qkv_layout` proves what they need.
 """
@@ -161,10 +165,13 @@ class _Packer:
         new: list[gs.Node] = []
         weight = np.concatenate([linear.weight.values for linear in linears], axis=1)
         tensor = self._linear_nodes(new, linears[0].x, first.name, weight, _concatenated_biases(linears))
-        num_heads, width = parts[0].num_heads, parts[0].width
-        shape = self._constant(f"{first.name}_heads_shape", np.array([0, 0, 3, num_heads, width // num_heads]))
+        num_heads, head_size = parts[0].num_heads, parts[0].width // parts[0].num_heads
+        shape = self._constant(f"{first.name}_heads_shape", np.array([0, 0, 3, num_heads, head_size]))
         tensor = self._append(new, "Reshape", f"{first.name}_heads", [tensor, shape])
         tensor = self._append(new, "Transpose", f"{first.name}_parts", [tensor], {"perm": [2, 0, 3, 1, 4]})
+        # By its five axes a later pass knows that this is packed.
+        batch, sequence = linears[0].x.shape[:2]
+        tensor.shape = [3, batch, num_heads, sequence, head_size]
         for index, part in enumerate(parts):
             number = self._constant(f"{first.name}_index_{index}", np.array(index))
             part.output.inputs.clear()

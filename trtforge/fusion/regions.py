@@ -235,6 +235,15 @@ class Attention:
         """What Q K^T of the bare projections is multiplied with."""
         return self.scale * self.query.scale * self.key.scale
 
+    def shared_heads(self) -> str | None:
+        """How heads are shared, as a reason; None where each of query, key and value has its own N."""
+        is_repeated = any(part.repeats != 1 for part in (self.query, self.key, self.value))
+        if self.num_kv_heads == self.num_heads and not is_repeated:
+            return None
+        if self.num_kv_heads < self.num_heads and self.query.repeats == 1:
+            return f"grouped queries: {self.num_heads} heads of the query, {self.num_kv_heads} of the key"
+        return f"heads of the query are shared: key and value have {self.num_kv_heads}"
+
     def roles(self) -> dict[str, str | None]:
         """Node by role."""
         heads = {"query": self.query, "key": self.key, "value": self.value}

@@ -15,6 +15,8 @@ from trtforge.fusion.sizes import KnownSizes
 from trtforge.graph.edit import is_array, pinned_names
 
 _QDQ_OPS = ("DequantizeLinear", "QuantizeLinear")
+# onnx's numbers of float32, float16, float64 and bfloat16.
+_FLOAT_TYPES = (1, 10, 11, 16)
 # One Q/DQ pair is two nodes; more than two in a row is no quantized model.
 _MAX_QDQ = 4
 
@@ -43,6 +45,10 @@ class View:
     def is_pinned(self, tensor: gs.Tensor) -> bool:
         """True for an output of the graph and for what a subgraph reads."""
         return tensor.name in self._pinned
+
+    def is_last_axis(self, axis: object, tensor: gs.Tensor) -> bool:
+        """True where an axis of a tensor is known to be its last."""
+        return axis == -1 or axis == self.sizes.rank(tensor) - 1 >= 0
 
     def readers(self, tensor: gs.Tensor) -> list[gs.Node]:
         """The nodes that read a tensor, each once; behind Q/DQ too."""
@@ -87,6 +93,11 @@ def producer_of(tensor: gs.Tensor) -> gs.Node | None:
 def op_name(node: gs.Node | None) -> str:
     """Its operator; "" for none, and for one of another domain."""
     return "" if node is None else op_of(node)
+
+
+def casts_to_float(node: gs.Node) -> bool:
+    """True for a Cast to a float type, which keeps numbers up to rounding; one to integers or bool cuts them."""
+    return op_of(node) == "Cast" and node.attrs.get("to") in _FLOAT_TYPES
 
 
 def number_of(tensor: gs.Tensor) -> float | None:

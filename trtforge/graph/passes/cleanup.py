@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -45,7 +47,7 @@ def _constant_values(node: gs.Node) -> np.ndarray | None:
 
 
 def remove_identities(graph: gs.Graph) -> int:
-    """Remove Identity nodes, subgraphs included.
+    """Remove Identity nodes and Dropouts that do nothing, subgraphs included.
 
     Case 1: the result is no graph output: its readers read the source.
     Case 2: it is, and the source is computed in the same graph and no output itself: the source's producer takes over
@@ -60,7 +62,7 @@ def remove_identities(graph: gs.Graph) -> int:
         outputs = {id(tensor) for tensor in current.outputs}
         local = {id(tensor): node for node in current.nodes for tensor in node.outputs}
         for node in current.nodes:
-            if node.op != "Identity" or not is_onnx_op(node):
+            if not is_onnx_op(node) or not (node.op == "Identity" or _is_idle_dropout(node, outputs)):
                 continue
             source, result = node.inputs[0], node.outputs[0]
             if id(result) not in outputs:
@@ -72,6 +74,19 @@ def remove_identities(graph: gs.Graph) -> int:
                 continue
             removed.add(id(node))
     return remove_nodes(graph, lambda node: id(node) in removed)
+
+
+def _is_idle_dropout(node: gs.Node, outputs: Container[int]) -> bool:
+    """True for a Dropout that is not in training mode and whose mask nothing reads.
+
+    Args:
+        outputs: ids of the graph's outputs.
+    """
+    if node.op != "Dropout":
+        return False
+    mode = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
+    is_training = mode is not None and not (is_array(mode) and not mode.values.any())
+    return not is_training and not any(mask.outputs or id(mask) in outputs for mask in node.outputs[1:])
 
 
 def give_output(node: gs.Node, index: int, tensor: gs.Variable) -> None:

@@ -78,23 +78,6 @@ def read_instructions(library: Path) -> Instructions:
     return {(names[symbol], architecture): found for (symbol, architecture), found in by_symbol.items()}
 
 
-def dynamic_shared_bytes(kernel: str) -> int:
-    """The shared memory that a kernel is launched with, from the arguments of its template.
-
-    A GEMM tile has stages of both operands; attention two stages of K and V, their rows padded by 8 elements of 2
-    bytes; the persistent kernel the most of all that it runs, which is a GEMM's.
-    """
-    if tile := re.search(r"GemmTile<(\d+), (\d+), (\d+), (\d+)>", kernel):
-        rows, cols, depth_bytes, stages = map(int, tile.groups())
-        return (rows + cols) * depth_bytes * stages
-    if kernel.startswith("block_kernel"):
-        return 48 * 1024
-    if tile := re.search(r"AttentionTile<\w+, (\d+)>", kernel):
-        head_size = int(tile[1])
-        return 2 * 2 * (64 if head_size <= 64 else 32) * (head_size + 8) * 2
-    return 0
-
-
 def needed_instructions(kernel: str, architecture: int) -> set[str]:
     """What the machine code has to hold. Turing has mma shapes of its own, no cp.async, and no bf16 at all."""
     is_turing, is_bf16 = architecture < FIRST_WITH_BF16, "bfloat16" in kernel
@@ -126,8 +109,7 @@ def rows_of(record: LibraryRecord, instructions: Instructions) -> list[Row]:
     """One row a kernel and architecture."""
     return [
         {
-            **kernel.model_dump(exclude={"static_shared_bytes"}),
-            "shared_bytes": kernel.static_shared_bytes + dynamic_shared_bytes(kernel.name),
+            **{key: value for key, value in kernel.to_dict().items() if key != "static_shared_bytes"},
             "instructions": sorted(instructions[kernel.name, kernel.architecture]),
         }
         for kernel in record.kernels

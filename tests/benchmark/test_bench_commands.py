@@ -175,6 +175,14 @@ def test_report_shows_results_of_another_machine(here: Path, capsys: pytest.Capt
     assert (here / "page.html").read_text() == "mine"
 
 
+def test_report_of_a_run_that_measured_nothing_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(here / "run.jsonl")
+    first = (here / "run.jsonl").read_text().partition("\n")[0]
+    (here / "run.jsonl").write_text(f"{first}\n")
+    assert run(["bench", "report", "run.jsonl", "--html", "page.html"]) == 0
+    assert "nothing was measured" in capsys.readouterr().out
+
+
 def test_the_script_says_what_is_missing_and_writes_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "out/results.jsonl", "--folder", "kernels"],

@@ -119,6 +119,9 @@ def test_runs_of_other_cards_or_cases_are_not_compared() -> None:
         ({"schema_version": 2}, "schema_version"),
         ({"cases": [{"case": CASE.to_dict() | {"dtype": "fp8"}, "measurements": []}]}, "dtype"),
         ({"cases": [{"case": CASE.to_dict() | {"batch": -1}, "measurements": []}]}, "batch"),
+        ({"cases": [{"case": CASE.to_dict() | {"batch": 2**70}, "measurements": []}]}, "batch"),
+        ({"conditions": CONDITIONS | {"peaks": {"fp16_tflops": 1.0}}}, "peaks"),
+        ({"conditions": CONDITIONS | {"peaks": PEAKS | {"bandwidth_gbps": 0.0}}}, "bandwidth_gbps"),
         ({"colour": "red"}, "unknown key 'colour'"),
     ],
 )

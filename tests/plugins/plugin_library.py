@@ -41,9 +41,10 @@ def build_for_tests(headers: Headers | None) -> BuiltLibrary:
     Of tests that run at once, one builds and the others wait.
     """
     require_compilers()
-    BUILD.mkdir(parents=True, exist_ok=True)
+    turn = BUILD.with_name(f"{BUILD.name}-turn")  # build_library itself locks the folder that it writes to
+    turn.mkdir(parents=True, exist_ok=True)
     strict = {"CXXFLAGS": "-Werror", "CUDAFLAGS": "-Werror=all-warnings -Xcompiler=-Werror"}  # read by CMake
-    with locked(BUILD), mock.patch.dict(os.environ, strict):
+    with locked(turn), mock.patch.dict(os.environ, strict):
         return build_library(
             LibraryRequest(
                 BUILD,

@@ -147,7 +147,9 @@ def test_info_shows_registers_spills_and_types_of_each_kernel(
     assert "registers (+ spilled bytes)" in printed
     kernel = kernels.record.kernels[0]
     (line,) = [line for line in printed.splitlines() if line.strip().startswith(f"{kernel.name} ")]
-    assert line.split()[-1] == str(kernel.registers)
+    assert line.split()[-2:] == [str(kernel.registers), str(kernel.shared_bytes)]
+    assert kernel.shared_bytes > 16 * 1024
+    assert all(kernel.shared_bytes <= 48 * 1024 for kernel in kernels.record.kernels)
 
 
 def test_info_as_json_is_the_record(kernels: BuiltLibrary, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +157,9 @@ def test_info_as_json_is_the_record(kernels: BuiltLibrary, capsys: pytest.Captur
     shown = json.loads(capsys.readouterr().out)
     assert shown.pop("library") == str(kernels.path)
     assert shown.pop("dtypes") == {"sm_86": ["fp16", "bf16", "int8"]}
+    assert [kernel.pop("shared_bytes") for kernel in shown["kernels"]] == [
+        k.shared_bytes for k in kernels.record.kernels
+    ]
     assert LibraryRecord.model_validate(shown) == kernels.record
 
 
@@ -174,6 +179,22 @@ def test_library_that_was_replaced_is_not_described_by_the_old_record(kernels: B
     library.unlink()
     with pytest.raises(InputError, match="does not exist"):
         read_record(library)
+    library.mkdir()
+    with pytest.raises(InputError, match="it is a folder"):
+        read_record(library)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "not valid JSON"), ("[]", "mapping"), ('{"schema_version": 1}', "missing key 'kind'")]
+)
+def test_damaged_record_is_made_by_building_again(text: str, why: str, tmp_path: Path) -> None:
+    library = tmp_path / "libtrtforge_plugin.so"
+    library.touch()
+    record_path(library).write_text(text)
+    with pytest.raises(InputError, match="is damaged") as caught:
+        read_record(library)
+    assert why in caught.value.why
+    assert caught.value.fix == "build it with `trtforge plugin build`"
 
 
 def test_resources_are_read_from_ptxas() -> None:
@@ -361,6 +382,23 @@ def test_interrupted_build_ends_its_compilers_and_leaves_nothing(tools: Path, tm
     assert has_ended(child)
     assert not list(scratch.iterdir())
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_build_left_is_gone_after_the_next(tools: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".libtrtforge_kernels.so.partial-x" / "work"
+    left.mkdir(parents=True)
+    make_program(tools, "cmake", "[ \"$1\" = --version ] && echo 'cmake version 3.25.1' && exit 0\nexit 1")
+    with pytest.raises(BuildError):
+        build_library(LibraryRequest(tmp_path, kernels_only=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["tools"]
+
+
+def test_place_that_cannot_be_written_is_refused_before_anything_is_compiled(tools: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    make_program(tools, "cmake", f"[ \"$1\" = --version ] && echo 'cmake version 3.25.1' && exit 0\n: > {tmp_path}/ran")
+    with pytest.raises(UnavailableError, match=r"file/libtrtforge_kernels\.so cannot be written"):
+        build_library(LibraryRequest(tmp_path / "file", kernels_only=True))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_file_that_is_no_library_of_ours_is_not_replaced(tools: Path, tmp_path: Path) -> None:

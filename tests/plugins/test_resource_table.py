@@ -14,6 +14,7 @@ from emulation_build import KERNELS, REPOSITORY, build_host_program
 from plugin_library import build_for_tests
 
 from trtforge.plugins.compile import ARCHITECTURES
+from trtforge.plugins.resources import dynamic_shared_bytes
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "kernel_resources"
 
@@ -97,7 +98,7 @@ def test_a_spill_or_a_missing_instruction_is_a_fault(table: ModuleType, faulty: 
     assert fault == f"{faulty['name']} on sm_{faulty['architecture']} {text}"
 
 
-def test_shared_memory_is_what_launches_ask_for(table: ModuleType, tmp_path: Path) -> None:
+def test_shared_memory_is_what_launches_ask_for(tmp_path: Path) -> None:
     names = {
         "gemm_kernel<__half, GemmTile<32, 64, 128, 4> >": "GemmShared<SmallTile>",
         "gemm_s8_kernel<__half, GemmTile<64, 64, 128, 3> >": "GemmShared<MediumTile>",
@@ -115,7 +116,7 @@ def test_shared_memory_is_what_launches_ask_for(table: ModuleType, tmp_path: Pat
         f"int main() {{ using namespace trtforge; {prints} }}\n"
     )
     printed = subprocess.run([build_host_program([source])], capture_output=True, text=True, check=True).stdout
-    assert [table.dynamic_shared_bytes(name) for name in names] == [int(line) for line in printed.split()]
+    assert [dynamic_shared_bytes(name) for name in names] == [int(line) for line in printed.split()]
 
 
 def test_the_committed_table_is_of_the_kernels_that_there_are(table: ModuleType) -> None:

@@ -180,7 +180,7 @@ def _check(case: BlockCase) -> None:
             f"a block of batch {case.batch}, sequence {case.sequence}, width {case.width}, inner width "
             f"{case.inner_width} cannot be measured in {case.dtype}",
             f"sizes are positive, and the widths multiples of {multiple}",
-            "choose other --hidden or --ffn",
+            "choose other --batch, --seq, --hidden or --ffn",
         )
     if case.width % case.num_heads or case.head_size not in HEAD_SIZES:
         raise InputError(

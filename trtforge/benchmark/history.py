@@ -18,8 +18,9 @@ from trtforge.textfile import FileModel, parse_json, read_text, validate
 
 # Of the conditions, what two runs share when their times may be compared.
 _SAME = ("card", "num_multiprocessors")
-_Count = Annotated[int, pydantic.Field(gt=0, strict=True)]
-_Micros = Annotated[float, pydantic.Field(gt=0)]
+# Sizes are C ints; a time, rate or peak beyond this bound is no measurement, and products of it overflow.
+_Count = Annotated[int, pydantic.Field(gt=0, le=2**31 - 1, strict=True)]
+_Positive = Annotated[float, pydantic.Field(gt=0, lt=1e15)]
 
 
 class _Case(FileModel):
@@ -41,7 +42,7 @@ class _Measurement(FileModel):
 
     implementation: str
     mode: Mode
-    samples_us: tuple[_Micros, ...]
+    samples_us: tuple[_Positive, ...]
     rms_ratio: float | None
     max_ratio: float | None
     failure: str | None
@@ -54,6 +55,15 @@ class _CaseLine(FileModel):
     kind: Literal["case"] = "case"
     case: _Case
     measurements: tuple[_Measurement, ...]
+
+
+class _Peaks(FileModel):
+    """As `Peaks`."""
+
+    fp16_tflops: _Positive
+    int8_tops: _Positive | None
+    bandwidth_gbps: _Positive
+    source: str
 
 
 class _RunLine(FileModel):
@@ -105,7 +115,7 @@ def read_run(path: Path) -> RunResult:
     text = read_text(path, "result file")
     if '"kind": "run"' not in text.partition("\n")[0]:
         document = validate(_Document, parse_json(text, str(path)), str(path))
-        return RunResult(document.conditions, merge(map(_case_result, document.cases)))
+        return RunResult(_check_peaks(document.conditions, path), merge(map(_case_result, document.cases)))
     # A last line without its end was cut off.
     lines = [line for line in text.split("\n")[:-1] if line.strip()]
     values = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
@@ -117,7 +127,18 @@ def read_run(path: Path) -> RunResult:
         for number, value in enumerate(values, 1)
         if isinstance(value, dict) and value.get("kind") == "case"
     ]
-    return RunResult(head.conditions, merge(map(_case_result, cases)))
+    return RunResult(_check_peaks(head.conditions, path), merge(map(_case_result, cases)))
+
+
+def _check_peaks(conditions: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Conditions as they are; of them, peaks are computed with.
+
+    Raises:
+        InputError: the peaks are damaged.
+    """
+    if conditions.get("peaks") is not None:
+        validate(_Peaks, conditions["peaks"], f"{path}, peaks")
+    return conditions
 
 
 def compare_runs(now: RunResult, before: RunResult, source: str) -> tuple[Change, ...]:

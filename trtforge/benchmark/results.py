@@ -175,10 +175,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             value = json.loads(line)
         except ValueError as err:
             raise InputError(
-                f"line {number} of {path} is no JSON", str(err), "give a file of `trtforge bench`"
+                f"line {number} of {path} is no JSON", str(err), "give another file, or move that one away"
             ) from err
         if not isinstance(value, dict):
-            raise InputError(f"line {number} of {path} is no JSON object", line[:60], "give a file of `trtforge bench`")
+            raise InputError(
+                f"line {number} of {path} is no JSON object", line[:60], "give another file, or move that one away"
+            )
         yield value
 
 

@@ -48,7 +48,8 @@ def plugin(
         ),
     ] = None,
     host: Annotated[
-        bool, typer.Option("--host", help="Without a GPU: check small cases on the emulator. Measures no time.")
+        bool,
+        typer.Option("--host", help="Without a GPU: check the cases, cut to small sizes, on the emulator. Not timed."),
     ] = False,
     strategy: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --host: auto (default), launches or persistent.")
@@ -216,11 +217,9 @@ def _print_host(result: HostResult) -> None:
     if result.record is None:
         sys.stdout.write("kernel resources: give --library LIB, of `trtforge plugin build`\n")
     else:
-        kernels: list[tuple[str, ...]] = [
-            ("kernel", "architecture", "registers", "spilled bytes", "static shared bytes")
-        ]
+        kernels: list[tuple[str, ...]] = [("kernel", "architecture", "registers", "spilled bytes", "shared bytes")]
         for kernel in result.record.kernels:
-            sizes = (kernel.registers, kernel.spilled_bytes, kernel.static_shared_bytes)
+            sizes = (kernel.registers, kernel.spilled_bytes, kernel.shared_bytes)
             kernels.append((kernel.name, f"sm_{kernel.architecture}", *map(str, sizes)))
         print_table(kernels)
     num_right = sum(check.verdict.is_right for check in result.checks)
@@ -237,7 +236,7 @@ def _host_as_json(result: HostResult) -> dict[str, Any]:
         }
         for check in result.checks
     ]
-    kernels = None if result.record is None else result.record.model_dump(mode="json")["kernels"]
+    kernels = None if result.record is None else [kernel.to_dict() for kernel in result.record.kernels]
     return {"host": True, "passed": result.passed, "checks": checks, "kernels": kernels}
 
 
@@ -250,7 +249,11 @@ def _print_run(run: RunResult) -> None:
         sys.stdout.write(
             f"peaks: {peaks.fp16_tflops:g} TFLOP/s, {peaks.bandwidth_gbps:g} GB/s ({plain(peaks.source)})\n"
         )
-    print_table(list(descriptions(run).items()))
+    names = descriptions(run)
+    if not names:
+        sys.stdout.write("nothing was measured\n")
+        return
+    print_table(list(names.items()))
     for result in run.cases:
         sys.stdout.write(f"{result.case.key}\n")
         head = ("", "", "median", "p10", "p90", "TFLOP/s", "GB/s", "of the roofline", "plugin is faster by")

@@ -93,13 +93,14 @@ def info(
 
 def _as_json(library: Path, record: LibraryRecord) -> dict[str, Any]:
     dtypes = {f"sm_{architecture}": record.dtypes(architecture) for architecture in record.architectures}
-    return {"library": str(library), **record.model_dump(mode="json"), "dtypes": dtypes}
+    kernels = [kernel.to_dict() for kernel in record.kernels]
+    return {"library": str(library), **record.model_dump(mode="json"), "kernels": kernels, "dtypes": dtypes}
 
 
 def _print_record(record: LibraryRecord) -> None:
     made_for = f"TensorRT {record.tensorrt}" if record.tensorrt else "no TensorRT (kernels alone)"
     print_table([("CUDA", record.cuda), ("for", made_for), ("sources", record.sources_sha256[:12])])
-    rows = [("architecture", "types", "kernels", "most registers", "spilled bytes", "static shared bytes")]
+    rows = [("architecture", "types", "kernels", "most registers", "spilled bytes", "most shared bytes")]
     for architecture in record.architectures:
         kernels = [kernel for kernel in record.kernels if kernel.architecture == architecture]
         spilled = sum(kernel.spilled_bytes for kernel in kernels)
@@ -110,20 +111,28 @@ def _print_record(record: LibraryRecord) -> None:
                 str(len(kernels)),
                 str(max((kernel.registers for kernel in kernels), default=0)),
                 str(spilled),
-                str(max((kernel.static_shared_bytes for kernel in kernels), default=0)),
+                str(max((kernel.shared_bytes for kernel in kernels), default=0)),
             )
         )
     print_table(rows)
 
 
 def _print_kernels(record: LibraryRecord) -> None:
-    """Registers by kernel and architecture; `+n` for n bytes that are spilled."""
+    """Registers by kernel and architecture, `+n` for n bytes that are spilled; and a block's shared memory."""
     cells = {
         (kernel.name, kernel.architecture): f"{kernel.registers}"
         + (f"+{kernel.spilled_bytes}" if kernel.spilled_bytes else "")
         for kernel in record.kernels
     }
-    rows = [("registers (+ spilled bytes)", *(f"sm_{architecture}" for architecture in record.architectures))]
-    for name in sorted({kernel.name for kernel in record.kernels}):
-        rows.append((name, *(cells.get((name, architecture), "-") for architecture in record.architectures)))
+    rows = [
+        (
+            "registers (+ spilled bytes)",
+            *(f"sm_{architecture}" for architecture in record.architectures),
+            "shared bytes",
+        )
+    ]
+    shared = {kernel.name: kernel.shared_bytes for kernel in record.kernels}
+    for name in sorted(shared):
+        registers = (cells.get((name, architecture), "-") for architecture in record.architectures)
+        rows.append((name, *registers, str(shared[name])))
     print_table(rows)

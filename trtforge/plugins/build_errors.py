@@ -14,7 +14,7 @@ _SHOWN_LINES = 12
 def build_error(what: str, log: str) -> TrtForgeError:
     """The error of a failed build: the lines from the first complaint on."""
     if re.search(r"no space left on device", log, re.IGNORECASE):
-        return UnavailableError(what, "no space left on device", "free some, or set TMPDIR")
+        return UnavailableError(what, "no space left on device", "free some where the library goes and in TMPDIR")
     if "Unsupported .version" in log:
         why = "the parts of the CUDA toolkit are of different releases: ptxas refuses what a newer compiler wrote"
         return UnavailableError(what, why, INSTALL_WHEELS)

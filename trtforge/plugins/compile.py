@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import tempfile
 from pathlib import Path
 
 from trtforge.errors import InputError, TrtForgeError
@@ -24,7 +22,7 @@ from trtforge.plugins.toolkit import (
     find_toolkit,
 )
 from trtforge.progress import Reporter, Stopwatch, ignore
-from trtforge.staging import check_free, make_parents, replace_file, translate_write_errors
+from trtforge.staging import check_free, locked, open_staging, replace_file
 
 # As CMakeLists.txt has them; what the kernels are tested for.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
@@ -117,8 +115,8 @@ def build_library(request: LibraryRequest, report: Reporter = ignore) -> BuiltLi
         return BuiltLibrary(request.library, known, True, 0.0)
     for path in (request.library, record_path(request.library)):
         check_free(path, request.force or known is not None)
-    with tempfile.TemporaryDirectory(prefix="trtforge-plugin-") as scratch:
-        built, log = _compile(request, tools, inputs, Path(scratch), watch)
+    with open_staging(request.library) as staging:
+        built, log = _compile(request, tools, inputs, staging.work, watch)
         record = LibraryRecord(
             kind="kernels" if request.kernels_only else "plugin",
             library_sha256=sha256_of_file(built),
@@ -129,8 +127,8 @@ def build_library(request: LibraryRequest, report: Reporter = ignore) -> BuiltLi
             tensorrt=tools.headers.version if tools.headers else None,
             kernels=resources_from_ptxas(log),
         )
-        with contextlib.ExitStack() as stack, translate_write_errors(request.library):
-            make_parents(request.folder, stack)
+        # Of two builds into one folder, the library and the record of one stay.
+        with locked(request.folder):
             replace_file(request.library, built.read_bytes())
             replace_file(record_path(request.library), record.model_dump_json(indent=1) + "\n")
     return BuiltLibrary(request.library, record, False, round(sum(watch.seconds.values()), 1))

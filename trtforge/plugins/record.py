@@ -12,7 +12,7 @@ from typing import Literal
 from trtforge.errors import InputError
 from trtforge.hashing import sha256_of_file
 from trtforge.plugins.resources import KernelResources
-from trtforge.textfile import FileModel, parse_json, read_text, validate
+from trtforge.textfile import FileModel, kind_of, parse_json, read_text, validate
 
 # Turing's tensor cores do not multiply bf16; launchers refuse it there.
 FIRST_WITH_BF16 = 80
@@ -59,14 +59,21 @@ def read_record(library: Path) -> LibraryRecord:
     Raises:
         InputError: the library or its record is missing or damaged, or they do not belong together.
     """
-    if not library.is_file():
+    kind = kind_of(library, "plugin library")
+    if kind is None:
         raise InputError(f"plugin library {library} does not exist", "no such file", _BUILD_HINT)
+    if kind != "file":
+        what = "a folder" if kind == "folder" else "no regular file"
+        raise InputError(f"plugin library {library} cannot be read", f"it is {what}", "give the .so file")
     path = record_path(library)
     if not path.is_file():
         raise InputError(
             f"{library} has no record", f"{path.name} is written beside a library when it is built", _BUILD_HINT
         )
-    record = validate(LibraryRecord, parse_json(read_text(path, "plugin record"), str(path)), str(path))
+    try:
+        record = validate(LibraryRecord, parse_json(read_text(path, "plugin record"), str(path)), str(path))
+    except InputError as err:
+        raise InputError(f"the plugin record {path} is damaged", f"{err.what}: {err.why}", _BUILD_HINT) from err
     if record.library_sha256 != sha256_of_file(library):
         raise InputError(f"{path} is of another library", f"{library.name} was replaced since", _BUILD_HINT)
     return record

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from trtforge.textfile import FileModel
 
@@ -41,6 +42,33 @@ class KernelResources(FileModel):
     def spilled_bytes(self) -> int:
         """Written and read again."""
         return self.spill_store_bytes + self.spill_load_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block, with what is asked for at the launch."""
+        return self.static_shared_bytes + dynamic_shared_bytes(self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it, with `shared_bytes`."""
+        return {**self.model_dump(mode="json"), "shared_bytes": self.shared_bytes}
+
+
+def dynamic_shared_bytes(kernel: str) -> int:
+    """The shared memory that a kernel is launched with, from the arguments of its template.
+
+    A GEMM tile has stages of both operands; attention two stages of K and V, their rows padded by 8 elements of 2
+    bytes; the persistent kernel the most of all that it runs, which is a GEMM's.
+    A test compares this with the sizes of the C++ types.
+    """
+    if tile := re.search(r"GemmTile<(\d+), (\d+), (\d+), (\d+)>", kernel):
+        rows, cols, depth_bytes, stages = map(int, tile.groups())
+        return (rows + cols) * depth_bytes * stages
+    if kernel.startswith("block_kernel"):
+        return 48 * 1024
+    if tile := re.search(r"AttentionTile<\w+, (\d+)>", kernel):
+        head_size = int(tile[1])
+        return 2 * 2 * (64 if head_size <= 64 else 32) * (head_size + 8) * 2
+    return 0
 
 
 def resources_from_ptxas(log: str) -> tuple[KernelResources, ...]:

@@ -28,6 +28,7 @@ from trtforge.cli import (
     fuse,
     inspect,
     lint,
+    loadtest,
     package,
     plugin,
     profile,
@@ -54,6 +55,7 @@ for module in (build, export, inspect, lint, fuse, profile, calibrate, quantize,
 app.add_typer(cache.app, name=cache.NAME)
 app.add_typer(plugin.app, name=plugin.NAME)
 app.add_typer(bench.app, name=bench.NAME)
+app.add_typer(loadtest.app, name=loadtest.NAME)
 app.add_typer(triton.app, name=triton.NAME)
 
 

@@ -1,0 +1,1 @@
+"""Choose batching settings by measurement."""

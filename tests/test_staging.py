@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from artifact_cases import A, everything_below, put
 from trtforge import staging
 from trtforge.artifact import find_artifact
 from trtforge.errors import InputError, UnavailableError
-from trtforge.staging import open_staging, replace_file
+from trtforge.staging import locked, open_staging, replace_file
 
 # Places that cannot be written
 
@@ -62,6 +64,28 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
         subprocess.run(["umount", tmp_path], check=True)
     assert "cannot be written\nwhy: No space left on device\nfix: free some space" in text
     assert left == []
+
+
+def test_a_folder_that_is_removed_while_its_lock_is_waited_for_is_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def wait_for_it() -> None:
+        with locked(folder):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked(folder):
+            waiting = pool.submit(wait_for_it)
+            deadline = time.monotonic() + 60
+            # Both have it open.
+            while sum(os.path.realpath(handle) == str(folder) for handle in Path("/proc/self/fd").iterdir()) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            folder.rmdir()
+        with pytest.raises(UnavailableError, match="was removed while this command waited") as caught:
+            waiting.result()
+    assert caught.value.fix == "run this command again"
 
 
 @pytest.mark.parametrize("below", ["out", "deep/out"])

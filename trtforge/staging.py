@@ -56,15 +56,19 @@ class Staging:
 
 
 @contextlib.contextmanager
-def open_staging(target: Path) -> Iterator[Staging]:
+def open_staging(target: Path, option: str = "-o") -> Iterator[Staging]:
     """A staging folder beside the target; it is gone afterwards, whatever happens.
+
+    Args:
+        target: what will be written.
+        option: of the command line that names it.
 
     Raises:
         UnavailableError: the place cannot be written, or is full.
     """
     target = target.absolute()
     with contextlib.ExitStack() as stack:
-        with translate_write_errors(target):
+        with translate_write_errors(target, option):
             make_parents(target.parent, stack)
             with locked(target.parent):
                 _sweep(target)
@@ -74,7 +78,7 @@ def open_staging(target: Path) -> Iterator[Staging]:
             staging = Staging(target, base / "artifact", base / "work")
             staging.directory.mkdir()
             staging.work.mkdir()
-        with translate_write_errors(target):
+        with translate_write_errors(target, option):
             yield staging
 
 
@@ -158,8 +162,8 @@ def write_text(path: Path, text: str, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def translate_write_errors(target: Path) -> Iterator[None]:
-    """Turn the system's refusal to write into an UnavailableError that names the place."""
+def translate_write_errors(target: Path, option: str = "-o") -> Iterator[None]:
+    """Turn the system's refusal to write into an UnavailableError that names the place, and the option for another."""
     try:
         yield
     except OSError as err:
@@ -168,9 +172,7 @@ def translate_write_errors(target: Path) -> Iterator[None]:
         raise UnavailableError(
             f"{target} cannot be written",
             err.strerror or str(err),
-            "free some space, or choose another folder with -o"
-            if err.errno in _FULL
-            else "choose another folder with -o",
+            f"{'free some space, or ' if err.errno in _FULL else ''}choose another folder with {option}",
         ) from err
 
 
@@ -195,16 +197,23 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder; the kernel frees it when the process ends.
+def locked(folder: Path, wait: bool = True) -> Iterator[int]:
+    """Hold the lock of a folder; the kernel frees it when the process ends, and those that it gave the handle to.
 
     Raises:
         BlockingIOError: another process holds it and `wait` is False.
+        UnavailableError: the folder was removed while this waited.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
+        if wait and not folder.exists():
+            raise UnavailableError(
+                f"{folder} was removed while this command waited for another",
+                "the other one made it, and failed",
+                "run this command again",
+            )
+        yield handle
     finally:
         os.close(handle)
 

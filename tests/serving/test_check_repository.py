@@ -50,6 +50,15 @@ import answering
 answering.check_ranges = lambda feeds, profiles: None
 from onnxruntime_model import TritonPythonModel
 """
+# Takes so long that 32 requests at once find others waiting.
+SLOW = """
+import time
+import onnxruntime_model
+class TritonPythonModel(onnxruntime_model.TritonPythonModel):
+    def execute(self, requests):
+        time.sleep(0.05)
+        return super().execute(requests)
+"""
 # Answers every other request with an error.
 LOSSY = """
 import onnxruntime_model
@@ -123,6 +132,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         package_case(folder, name, name)
     for name, code in FAULTY.items():
         package_case(folder, name, "profiles", code)
+    package_case(folder, "limited", "dynamic", SLOW, queue_size=4)
     package_texts(folder, "words")
     return package_texts(folder, "reversed", REVERSED)
 
@@ -181,6 +191,15 @@ def test_lost_requests_are_counted(checked: Mapping[str, ModelCheck]) -> None:
     assert 0 < load.answered < load.sent
     assert load.first_failure == "out of luck"
     assert not checked["lossy"].passed
+
+
+def test_requests_that_a_queue_turns_away_are_not_lost(checked: Mapping[str, ModelCheck]) -> None:
+    found = checked["limited"]
+    assert found.passed, found
+    load = found.load
+    assert load is not None
+    assert load.answered + load.turned_away == load.sent
+    assert load.turned_away > 0
 
 
 def test_a_text_model_is_checked_by_its_texts(checked: Mapping[str, ModelCheck]) -> None:
@@ -258,3 +277,10 @@ def test_a_load_without_batches_fails_where_they_are_expected() -> None:
     assert not load.passed
     assert dataclasses.replace(load, batches={1: 6, 2: 1}).passed
     assert dataclasses.replace(load, expects_batches=False).passed
+
+
+def test_a_load_fails_where_requests_were_lost_or_none_was_answered() -> None:
+    load = LoadCheck(sent=8, answered=6, wrong=0, batches={2: 3}, expects_batches=True, turned_away=2)
+    assert load.passed
+    assert not dataclasses.replace(load, turned_away=1).passed
+    assert not dataclasses.replace(load, answered=0, turned_away=8).passed

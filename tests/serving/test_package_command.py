@@ -84,6 +84,13 @@ def test_a_rtx_package_holds_the_engine_the_runtime_and_the_exact_version(watch:
     assert model.needs_gpu
 
 
+def test_a_rtx_package_with_bfloat16_asks_for_what_reads_it(watch: Watch) -> None:
+    case = Case("bf16 (bfloat16[batch,4] x) => (bfloat16[batch,4] y) { y = Identity(x) }")
+    make_artifact(watch.folder / "a", case, parity=PASSED)
+    assert watch.run(["package", "a", "--triton", "models"])[0] == 0
+    assert "ml_dtypes\n" in (watch.folder / "models/m/1/requirements.txt").read_text()
+
+
 def test_a_rtx_package_from_onnx_holds_the_graph_and_the_command(watch: Watch) -> None:
     make_artifact(watch.folder / "a", backend=BackendInfo(name="tensorrt-rtx", version="1.7.1.116"), parity=PASSED)
     code, out, _ = watch.run(["package", "a", "--triton", "models", "--from-onnx"])
@@ -151,6 +158,10 @@ def test_an_artifact_that_nothing_verified_is_told(watch: Watch) -> None:
         (["--preferred", "4,16"], "a preferred batch size of 16 cannot be had"),
         (["--preferred", "4,,8"], "--preferred '4,,8' cannot be used"),
         (["--preferred", "4,4"], "--preferred '4,4' cannot be used"),
+        (["--preferred", "4,04"], "--preferred '4,04' cannot be used"),
+        (["--queue-delay", str(2**31)], f"--queue-delay {2**31} cannot be used"),
+        (["--instances", str(2**31)], f"--instances {2**31} cannot be used"),
+        (["--version-number", str(2**70)], f"--version-number {2**70} cannot be used"),
         (["--buckets", "16,32"], "--buckets needs --tokenizer"),
         (["--truncate"], "--truncate needs --tokenizer"),
         (["--tokenizer", "missing"], "m cannot be served with a tokenizer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import shutil
@@ -27,6 +28,21 @@ from trtforge.serving.repository import (
 )
 
 ENGINE = b"engine" * 100
+ENTRY = """{"schema_version": 1, "trtforge_version": "1", "models": [{"name": "NAME", "kind": "onnxruntime",
+"model": "m", "model_sha256": "", "artifact_sha256": "", "precision": "fp16", "targets": [], "max_batch_size": 0,
+"files": {"FILE": ""}}]}"""
+FILL = """
+import resource, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_package_repository import FileSource, UnavailableError, folder_of, write_models
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+try:
+    write_models(Path({models!r}), [folder_of(FileSource(Path({engine!r}), {sha256!r}))])
+except UnavailableError as err:
+    print(err)
+"""
 
 
 @pytest.fixture
@@ -91,6 +107,17 @@ def test_a_file_of_several_models_is_stored_once(tmp_path: Path, engine: FileSou
     write_models(tmp_path / "models", [folder_of(engine, "a"), folder_of(engine, "b")])
     assert (tmp_path / "models/a/1/model.engine").samefile(tmp_path / "models/b/1/model.engine")
     assert not (tmp_path / "models/a/1/model.engine").samefile(engine.path)
+
+
+def test_a_file_system_without_hard_links_gets_copies(
+    tmp_path: Path, engine: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(target), None, str(path))
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    write_models(tmp_path / "models", [folder_of(engine, "a"), folder_of(engine, "b")])
+    assert damaged_models(tmp_path / "models", load_repository(tmp_path / "models")) == []
 
 
 def test_another_model_of_the_name_needs_force(tmp_path: Path, engine: FileSource) -> None:
@@ -169,7 +196,7 @@ def test_a_mount_point_is_refused_with_a_folder_to_take(engine: FileSource) -> N
 
 def test_a_source_that_changed_meanwhile_is_refused(tmp_path: Path, engine: FileSource) -> None:
     engine.path.write_bytes(b"other")
-    with pytest.raises(InputError, match="changed while it was copied"):
+    with pytest.raises(InputError, match="changed since its hash was taken"):
         write_models(tmp_path / "models", [folder_of(engine)])
     assert {path.name for path in tmp_path.iterdir()} == {"source.engine"}
 
@@ -208,6 +235,9 @@ def test_a_new_configuration_is_recorded(tmp_path: Path, engine: FileSource) -> 
         ("[]", "does not hold a mapping"),
         ('{"schema_version": 2}', "schema_version"),
         ("{", "JSON"),
+        (ENTRY.replace("NAME", "../m"), "models.0.name"),
+        (ENTRY.replace("FILE", "1/../../../m"), "'1/../../../m' leads out of the model's folder"),
+        (ENTRY.replace("FILE", "/etc/hosts"), "'/etc/hosts' leads out of the model's folder"),
     ],
 )
 def test_a_damaged_manifest_is_refused_and_kept(tmp_path: Path, engine: FileSource, content: str, reason: str) -> None:
@@ -267,6 +297,19 @@ def test_a_killed_job_leaves_nothing_half_and_the_next_one_ends_its_work(
     assert set(files_below(repository)) == {*whole, "trtforge.json"}
     assert damaged_models(repository, load_repository(repository)) == []
     assert {path.name for path in tmp_path.iterdir()} == {"models", "source.engine"}
+
+
+def test_a_place_that_is_full_is_reported_and_left_as_it_was(tmp_path: Path, engine: FileSource) -> None:
+    models = tmp_path / "models"
+    program = FILL.format(
+        tests=str(Path(__file__).parent), models=str(models), engine=str(engine.path), sha256=engine.sha256
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout == (
+        f"{models} cannot be written\nwhy: File too large\n"
+        "fix: free some space, or choose another folder with --triton\n"
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"source.engine"}
 
 
 def test_the_manifest_is_plain_json(tmp_path: Path, engine: FileSource) -> None:

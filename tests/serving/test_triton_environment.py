@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from command_checks import Watch
 
@@ -13,6 +16,14 @@ from trtforge.errors import InputError, UnavailableError
 from trtforge.serving.triton import install
 from trtforge.serving.triton.environment import RECORD_NAME, TRITON_VERSION, TritonInstall, find_triton
 from trtforge.serving.triton.install import install_triton
+from trtforge.staging import locked
+
+INSTALL = """
+import sys
+from pathlib import Path
+from trtforge.serving.triton.install import install_triton
+install_triton(Path(sys.argv[1]), python=Path(sys.argv[2]))
+"""
 
 
 def make_nvidia_folder(folder: Path) -> Path:
@@ -130,6 +141,45 @@ def test_another_python_on_the_path_is_taken_where_this_one_does_not_fit(
     with pytest.raises(UnavailableError) as caught:
         install_triton(tmp_path / "own")
     assert caught.value.why == "Error: made by 3.12"
+
+
+def test_an_interpreter_in_this_folder_is_taken_before_one_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_python(tmp_path / "python3.11", "3.11", "echo 'Error: made here' >&2; exit 1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnavailableError) as caught:
+        install_triton(tmp_path / "own", python=Path("python3.11"))
+    assert caught.value.why == "Error: made here"
+
+
+@pytest.mark.parametrize(
+    ("program", "why"), [("nothing", "No such file or directory"), ("/bin/cat", "does not answer")]
+)
+def test_what_is_no_interpreter_is_refused(tmp_path: Path, program: str, why: str) -> None:
+    with pytest.raises(InputError, match="cannot be run") as caught:
+        install_triton(tmp_path / "own", python=Path(program))
+    assert why in caught.value.why
+
+
+def test_the_next_install_waits_for_what_one_that_was_killed_still_does(tmp_path: Path) -> None:
+    python = write_python(tmp_path / "python", "3.11", "echo $$ >$3/started; exec sleep 600")
+    folder = tmp_path / "own"
+    with subprocess.Popen([sys.executable, "-c", INSTALL, folder, python]) as killed:
+        deadline = time.monotonic() + 60
+        while not (folder / "started").exists() or not (folder / "started").read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        killed.kill()
+    step = psutil.Process(int((folder / "started").read_text()))
+    try:
+        with pytest.raises(BlockingIOError), locked(folder, wait=False):
+            pass
+    finally:
+        step.kill()
+    # Waits until the step is gone.
+    with locked(folder):
+        assert (folder / RECORD_NAME).exists()
 
 
 def test_an_interpreter_without_packages_for_it_is_refused(tmp_path: Path) -> None:

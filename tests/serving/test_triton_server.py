@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -47,6 +48,14 @@ BROKEN_MODEL = """class TritonPythonModel:
 """
 CONFIG = 'name: "broken" backend: "python" input [{name: "x" data_type: TYPE_FP32 dims: [1]}] \
 output [{name: "y" data_type: TYPE_FP32 dims: [1]}] instance_group [{kind: KIND_CPU}]'
+CRASHES_ONCE = """#!/bin/sh
+if mkdir {mark} 2>/dev/null; then
+    echo "terminate called after throwing an instance of 'boost::interprocess::lock_exception'"
+    echo "  what():  boost::interprocess::lock_exception"
+    kill -ABRT $$
+fi
+exec {binary} "$@"
+"""
 START = """
 import sys, time
 from pathlib import Path
@@ -174,6 +183,21 @@ def test_another_port_is_taken_where_a_free_one_is_lost_before_the_server_has_it
         server.wait_ready()
         assert server.grpc == f"127.0.0.1:{chosen[1][1]}"
     assert len(chosen) == 2
+
+
+def test_a_server_that_crashed_by_chance_is_started_again(
+    triton_install: TritonInstall, repository: Path, tmp_path: Path
+) -> None:
+    # A lock_exception comes about once in a hundred starts; here it comes the first time.
+    program = tmp_path / "tritonserver"
+    program.write_text(CRASHES_ONCE.format(mark=tmp_path / "mark", binary=triton_install.binary))
+    program.chmod(0o755)
+    crashing = dataclasses.replace(triton_install, binary=program)
+    with TritonServer(crashing, repository, log=tmp_path / "log") as server:
+        server.wait_ready()
+        assert (tmp_path / "mark").is_dir()
+        assert server.ending() is None
+    assert server.ending() is not None
 
 
 def test_a_killed_server_is_noticed_and_takes_its_models_with_it(

@@ -11,7 +11,11 @@ from typing import BinaryIO
 
 
 def run_with_children(
-    command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, seconds: float | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: BinaryIO,
+    seconds: float | None = None,
+    keep: Sequence[int] = (),
 ) -> int:
     """The exit status. Whatever ends the wait ends the command and its children too.
 
@@ -20,12 +24,13 @@ def run_with_children(
         environment: all of it.
         output: takes what is printed, on stdout and stderr.
         seconds: to wait; None waits for the end.
+        keep: open files that the command holds as well, such as a lock.
 
     Raises:
         subprocess.TimeoutExpired: it took longer.
     """
     process = subprocess.Popen(
-        command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep
     )
     try:
         return process.wait(seconds)

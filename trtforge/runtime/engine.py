@@ -81,6 +81,8 @@ class Engine:
             if engine is None:
                 raise EngineError(f"{path} cannot be loaded by {backend} {trt.__version__} on this GPU; see its log")
             self._context = self._make_context(use_graphs)
+        # With their allocators, whose address the context keeps.
+        self._growing: dict[str, tuple[_Growing, Any]] = {}
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.ports = tuple(self._port(name) for name in names)
         self.profiles = tuple(self._profile(index) for index in range(engine.num_optimization_profiles))
@@ -89,20 +91,26 @@ class Engine:
         """Outputs by name, ready for any stream.
 
         Args:
-            feeds: every input, in the engine's types; a copy is made of what is not in the GPU's memory.
+            feeds: every input, in the engine's types; a copy is made of what is not in the GPU's memory. What is there
+                has been written, or will be by work on cupy's current stream, which is waited for.
             outputs: names of those wanted; None means all.
 
         Raises:
             EngineError: an input is missing or of another type, no profile takes the shapes, or the run failed.
         """
         context = self._context
+        with self._device:
+            self._stream.wait_event(self._cupy.cuda.get_current_stream().record())
         with self._device, self._stream:
             inputs = {port.name: self._input(port, feeds) for port in self.ports if port.is_input}
             self._use_profile(inputs)
             for name, array in inputs.items():
                 context.set_input_shape(name, tuple(array.shape))
                 context.set_tensor_address(name, self._address(array))
-            unknown = context.infer_shapes()
+            try:
+                unknown = context.infer_shapes()
+            except RuntimeError as err:
+                raise EngineError(f"the shapes of the outputs cannot be inferred: {err}") from err
             if unknown:
                 raise EngineError(f"the shapes of {', '.join(unknown)} are not known")
             results = {port.name: self._output(port) for port in self.ports if not port.is_input}
@@ -183,14 +191,20 @@ class Engine:
         context = self._context
         shape = tuple(context.get_tensor_shape(port.name))
         if min(shape, default=0) < 0:
-            growing = _Growing(port, self._cupy)
-            allocator = _make_allocator(self._trt, growing)
-            growing.keep = allocator
-            context.set_output_allocator(port.name, allocator)
-            return growing
+            return self._growing_output(port)
         array = (np if port.is_host else self._cupy).empty(shape, port.dtype)
         context.set_tensor_address(port.name, self._address(array))
         return array
+
+    def _growing_output(self, port: EnginePort) -> _Growing:
+        """What takes an output whose size only the run knows; the context calls it in every run."""
+        context = self._context
+        if port.name not in self._growing:
+            growing = _Growing(port, self._cupy)
+            allocator = _make_allocator(self._trt, growing)
+            context.set_output_allocator(port.name, allocator)
+            self._growing[port.name] = growing, allocator
+        return self._growing[port.name][0]
 
     def _address(self, array: Any) -> int:
         """Of an array's memory; TensorRT wants one of an empty array as well."""
@@ -203,18 +217,13 @@ class Engine:
 
 
 class _Growing:
-    """An output whose size only the run knows.
-
-    Attributes:
-        keep: the allocator, which has to live as long as the run.
-    """
+    """An output whose size only the run knows."""
 
     def __init__(self, port: EnginePort, cupy: Any) -> None:
         self._port = port
         self._cupy = cupy
         self._memory: Any = None
         self._shape: tuple[int, ...] = ()
-        self.keep: Any = None
 
     def allocate(self, size: int) -> int:
         """Memory of a size; its address."""
@@ -226,8 +235,9 @@ class _Growing:
         self._shape = tuple(shape)
 
     def array(self) -> Any:
-        """The output."""
-        return self._cupy.ndarray(self._shape, self._port.dtype, self._memory)
+        """The output, whose memory is its own from here on."""
+        memory, self._memory = self._memory, None
+        return self._cupy.ndarray(self._shape, self._port.dtype, memory)
 
 
 def _make_allocator(trt: Any, output: _Growing) -> Any:

@@ -183,11 +183,18 @@ def model_contents(artifact: Artifact, kind: Kind, *, from_onnx: bool = False) -
     files: dict[str, bytes | FileSource] = {
         **_python_files("tensorrt_rtx_model.py"),
         **_runtime_files(),
-        "requirements.txt": f"tensorrt-rtx-cu13=={artifact.manifest.backend.version}\ncupy-cuda13x\nnumpy\n".encode(),
+        "requirements.txt": _requirements(artifact.manifest),
     }
     if from_onnx:
         return files | artifact.graph_sources() | {BUILD_SCRIPT: python_model(BUILD_SCRIPT)}
     return files | {ENGINE_NAME: artifact.source(ENGINE_NAME)}
+
+
+def _requirements(manifest: Manifest) -> bytes:
+    """What the code of a TensorRT-RTX model imports."""
+    names = [f"tensorrt-rtx-cu13=={manifest.backend.version}", "cupy-cuda13x", "numpy"]
+    names += ["ml_dtypes"] if any(port.dtype == "bfloat16" for port in manifest.io) else []
+    return "".join(f"{name}\n" for name in names).encode()
 
 
 def _python_files(model: str) -> dict[str, bytes]:

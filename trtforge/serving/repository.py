@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -135,7 +135,7 @@ class ModelFolder:
         entry: what `trtforge.json` says of it; `files` is filled in when it is written.
         config: its configuration.
         files: content by path in the model's folder, `config.pbtxt` aside. A source that several models name is stored
-            once, as hard links.
+            once, as hard links where the file system has them.
         extends: version that the model is added to; the model of that version is replaced without `force`.
     """
 
@@ -316,13 +316,21 @@ def _put(repository: Path, folders: Sequence[ModelFolder]) -> None:
                 if isinstance(content, bytes):
                     path.write_bytes(content)
                 elif content in first:
-                    os.link(first[content], path)
+                    _link(first[content], path)
                 else:
                     _copy(content, path)
                     first[content] = path
         for folder in folders:
             name = folder.entry.name
             put_in_place(Staging(repository / name, staging.directory / name, staging.work))
+
+
+def _link(first: Path, path: Path) -> None:
+    """The same file again, as a hard link where the file system has them."""
+    try:
+        path.hardlink_to(first)
+    except OSError:
+        shutil.copyfile(first, path)
 
 
 def _copy(source: FileSource, path: Path) -> None:

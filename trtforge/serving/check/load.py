@@ -6,8 +6,9 @@ Where a model's queue has limits, the requests that they turn away are what was 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from trtforge.serving.check.reference import Arrays, worst_error
 from trtforge.serving.check.results import LoadCheck
@@ -55,8 +56,8 @@ def check_load(
     """
     before = _batches(client, models)
     configs = [client.config(model) for model in models]
-    expects = any(int(config["max_batch_size"]) > 1 and "dynamic_batching" in config for config in configs)
-    has_limits = any("default_queue_policy" in config.get("dynamic_batching", {}) for config in configs)
+    expects = any(_may_join(config) for config in configs)
+    has_limits = any(_queue_limits(config) for config in configs)
     result = LoadCheck(0, 0, 0, {}, expects)
     for _ in range(_ROUNDS):
         result = _send(ask, contents, num_requests, tolerance, has_limits, result)
@@ -96,6 +97,17 @@ def _send(
         wrong=before.wrong + sum(error is not None and not error <= tolerance for error, _ in outcomes),
         first_failure=before.first_failure or next(iter(failures), ""),
     )
+
+
+def _queue_limits(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    limits: Mapping[str, Any] = config.get("dynamic_batching", {}).get("default_queue_policy", {})
+    return limits
+
+
+def _may_join(config: Mapping[str, Any]) -> bool:
+    """Whether the server may join requests: of those of a queue for one, it sends each alone."""
+    is_batched = int(config["max_batch_size"]) > 1 and "dynamic_batching" in config
+    return is_batched and int(_queue_limits(config).get("max_queue_size", 0)) != 1
 
 
 def _batches(client: TritonClient, models: Sequence[str]) -> dict[int, int]:

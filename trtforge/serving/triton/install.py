@@ -56,11 +56,11 @@ def install_triton(folder: Path, report: Reporter = ignore, python: Path | None 
         UnavailableError: the interpreter does not fit, the place cannot be written, or pip failed.
     """
     folder = folder.absolute()
-    interpreter = _look_at(python or _default_python())
+    interpreter = _look_at(_default_python() if python is None else python)
     record = InstallRecord(triton=TRITON_VERSION, python=interpreter.version, packages=_requirements(), complete=True)
-    with contextlib.ExitStack() as stack, translate_write_errors(folder):
+    with contextlib.ExitStack() as stack, translate_write_errors(folder, "--dir"):
         make_parents(folder, stack)
-        with locked(folder):
+        with locked(folder) as lock:
             known = read_record(folder)
             installed = read_install(folder)
             if installed is not None and known == record:
@@ -72,7 +72,7 @@ def install_triton(folder: Path, report: Reporter = ignore, python: Path | None 
                     "choose another folder with --dir",
                 )
             with _emptied_on_failure(folder):
-                _install(folder, interpreter, record, report)
+                _install(folder, interpreter, record, lock, report)
     return find_triton([folder])
 
 
@@ -116,11 +116,14 @@ def _look_at(program: Path) -> _Interpreter:
         "import json, sys, sysconfig; names = ('LIBDIR', 'INSTSONAME');"
         "print(json.dumps(['%d.%d' % sys.version_info[:2], *map(sysconfig.get_config_var, names)]))"
     )
+    # A name that is no file here is looked for on PATH.
+    program = program.absolute() if program.is_file() else program
     try:
         answer = subprocess.run([program, "-I", "-c", code], capture_output=True, text=True, check=True)
         version, folder, name = json.loads(answer.stdout)
     except (OSError, subprocess.CalledProcessError, ValueError) as err:
-        raise InputError(f"{program} cannot be run", str(err), "--python takes a Python interpreter") from err
+        why = (err.strerror or str(err)) if isinstance(err, OSError) else "it does not answer as Python does"
+        raise InputError(f"{program} cannot be run", why, "--python takes a Python interpreter") from err
     if version not in PYTHONS:
         raise UnavailableError(
             f"Triton's environment cannot be made with Python {version}",
@@ -150,15 +153,16 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def _install(folder: Path, python: _Interpreter, record: InstallRecord, report: Reporter) -> None:
+def _install(folder: Path, python: _Interpreter, record: InstallRecord, lock: int, report: Reporter) -> None:
     _empty(folder)
     _write_record(folder, record.model_copy(update={"complete": False}))
     report(Event("install", f"a virtual environment in {folder}", "notice"))
-    _run([str(python.program), "-m", "venv", str(folder)], "the virtual environment cannot be made")
+    _run([str(python.program), "-m", "venv", str(folder)], "the virtual environment cannot be made", lock)
     report(Event("install", f"{', '.join(record.packages)} (about 400 MB on disk)", "notice"))
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    _run([*pip, "--no-deps", _SERVER], "Triton cannot be installed")
-    _run([*pip, *(name for name in record.packages if name != _SERVER)], "Triton's packages cannot be installed")
+    _run([*pip, "--no-deps", _SERVER], "Triton cannot be installed", lock)
+    others = [name for name in record.packages if name != _SERVER]
+    _run([*pip, *others], "Triton's packages cannot be installed", lock)
     _prepare_backends(folder, python)
     _write_record(folder, record)
 
@@ -186,15 +190,17 @@ def _prepare_backends(folder: Path, python: _Interpreter) -> None:
         )
 
 
-def _run(command: list[str], what: str) -> None:
-    """Run a step of the install; its children end with it, whatever happens here.
+def _run(command: list[str], what: str, lock: int) -> None:
+    """Run a step of the install; its children end with it.
+
+    Where this process is killed they live on, and hold the folder's lock until they end.
 
     Raises:
         UnavailableError: it failed; carries its own words.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with tempfile.TemporaryFile() as output:
-        status = run_with_children(command, environment, output)
+        status = run_with_children(command, environment, output, keep=[lock])
         output.seek(0)
         lines = output.read().decode("utf-8", "replace").splitlines()
     if status != 0:

@@ -17,6 +17,9 @@ _DEAD_STUB = re.compile(
 _FATAL = re.compile(r"^(?:E\d{4} .*main\.cc:\d+\] \"|error: |\S*/tritonserver: )(?P<why>.*?)\"?$")
 # What C++ says of an exception that nobody caught, and Triton of a signal.
 _CRASH = re.compile(r"^(?P<why>terminate called .*|\s*what\(\): .*|Signal \(\d+\) received\.?)$")
+# Now and then the server and a model's process meet at a lock of their shared memory
+# (https://github.com/triton-inference-server/server/issues/8882).
+_BY_CHANCE = re.compile(r"^\s*what\(\): +boost::interprocess::lock_exception$")
 _IN_USE = re.compile(r"already in use", re.IGNORECASE)
 # Of one message, characters that an error quotes.
 _LONGEST = 500
@@ -40,6 +43,11 @@ def failure_in(text: str) -> str | None:
 def is_stuck(text: str) -> bool:
     """Whether the server waits for a process that is gone."""
     return bool(_matches(_DEAD_STUB, text))
+
+
+def crashed_by_chance(text: str) -> bool:
+    """Whether the server ended of what does not come again when it is started again."""
+    return bool(_matches(_BY_CHANCE, text))
 
 
 def ports_are_taken(text: str) -> bool:

@@ -24,7 +24,7 @@ from typing import Self
 
 from trtforge.errors import ChildDiedError, InputError, UnavailableError
 from trtforge.serving.triton.environment import TritonInstall
-from trtforge.serving.triton.log import failed_models, failure_in, is_stuck, ports_are_taken
+from trtforge.serving.triton.log import crashed_by_chance, failed_models, failure_in, is_stuck, ports_are_taken
 from trtforge.textfile import kind_of
 
 LOOPBACK = "127.0.0.1"
@@ -35,7 +35,7 @@ _POLL_S = 0.05
 _EXIT_TIMEOUT_S = 5
 _STOP_TIMEOUT_S = 20
 # Free ports are looked for and given back before the server takes them, and another program may be faster.
-_PORT_ATTEMPTS = 5
+_ATTEMPTS = 5
 _SHARED_MEMORY = Path("/dev/shm")
 _LAUNCH = Path(__file__).with_name("launch.py")
 
@@ -243,12 +243,16 @@ class TritonServer:
             connection.close()
 
     def _restart_or_raise(self) -> None:
-        """Start again where another program took a port that was free before; else say why the server ended."""
+        """Start again where another program took a port that was free before, or the server crashed by chance.
+
+        Else say why it ended.
+        """
         text = self._log_text()
         self._kill()
         if self._is_stopped:
             raise ChildDiedError("the Triton server was stopped", "trtforge ended it", "start it again")
-        if ports_are_taken(text) and None in self._given_ports and self._attempts < _PORT_ATTEMPTS:
+        is_worth_it = crashed_by_chance(text) or (ports_are_taken(text) and None in self._given_ports)
+        if is_worth_it and self._attempts < _ATTEMPTS:
             self._start()
             return
         why = failure_in(text) or self.ending() or ""

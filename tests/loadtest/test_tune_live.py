@@ -182,6 +182,10 @@ def test_server_that_is_killed_or_refuses_its_settings_is_a_failed_trial(
         trials.run("default", Candidate(delay_us=0, preferred=(-1,)), 1, kill)
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_command_finishes_an_interrupted_search(
     repository: Path, triton_install: TritonInstall, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +195,12 @@ def test_command_finishes_an_interrupted_search(
     before = (repository / "steady/config.pbtxt").read_text()
     command = ["loadtest", "tune", str(repository), "--slo", "p99=500ms", "--traffic", str(spec.traffic)]
     command += ["--delays", "0", "--preferred", "none", "--instances", "1", "--budget", "3.4"]
+    with monkeypatch.context() as patch:
+        patch.setattr("trtforge.loadtest.tune.tune", interrupt)
+        assert run([*command, "-o", str(spec.output)]) == 130
+    assert watch.capsys.readouterr().err == (
+        f"interrupted; run the same command again to go on from {spec.output / 'trials.jsonl'}\n"
+    )
     code = run([*command, "-o", str(spec.output), "--json"])
     value = json.loads(watch.capsys.readouterr().out)
     assert code == 0

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtforge.cli import options
-from trtforge.cli.render import format_bytes, plain, print_json, print_table, progress_reporter
-from trtforge.cli.signals import Terminated
+from trtforge.cli.render import format_bytes, plain, print_json, print_table, progress_reporter, saying_what_stays
 
 if TYPE_CHECKING:
     from trtforge.method_table import MethodRow, MethodTable
@@ -105,7 +101,7 @@ def _calibrate(spec: BuildSpec, path: Path, force: bool, as_json: bool) -> int:
 
     check_not_read(path, (spec.source, spec.calib, spec.recipe, spec.profile))
     partial = Path(f"{path}.partial")
-    with _saying_what_stays(partial), progress_reporter() as report:
+    with saying_what_stays(partial), progress_reporter() as report:
         table = calibrate(spec, report, partial)
     write_text(path, table.to_json(), force)
     if as_json:
@@ -136,7 +132,7 @@ def _compare(spec: BuildSpec, samples: int | None, path: Path, force: bool, as_j
     page, partial = path.with_suffix(".html"), Path(f"{path}.partial")
     for file in (path, page):
         check_free(file, force)
-    with _saying_what_stays(partial), progress_reporter() as report:
+    with saying_what_stays(partial), progress_reporter() as report:
         table = compare(spec, COMPARED_SAMPLES if samples is None else samples, report, partial)
     document, html = table.to_json(), render_methods(table)
     write_text(page, html, force)
@@ -177,15 +173,3 @@ def _cells(row: MethodRow, is_best: bool, metrics: list[str]) -> tuple[str, ...]
     values = (f"{row.metrics[name]:.4f}" for name in metrics)
     cost = (f"{row.seconds:.2f}", format_bytes(row.state_bytes))
     return ("*" if is_best else "", row.method, weights, smooth, *figures, *values, *cost)
-
-
-@contextmanager
-def _saying_what_stays(partial: Path) -> Iterator[None]:
-    """Tell of an interrupted run's saved state, where there is one."""
-    try:
-        yield
-    except (KeyboardInterrupt, Terminated) as err:
-        if not partial.exists():
-            raise
-        sys.stderr.write(f"interrupted; run the same command again to go on from {plain(str(partial))}\n")
-        raise (err if isinstance(err, Terminated) else Terminated(signal.SIGINT)) from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.cli.signals import raise_if_arrived
+from trtforge.cli.signals import Terminated, raise_if_arrived
 
 if TYPE_CHECKING:
     from trtforge.progress import Event
@@ -66,3 +68,15 @@ def _report_lines(event: Event) -> None:
 def format_bytes(size: int) -> str:
     """`5.1 MB`."""
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+@contextmanager
+def saying_what_stays(partial: Path) -> Iterator[None]:
+    """Tell of what an interrupted run saved for its next one, where there is something."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as err:
+        if not partial.exists():
+            raise
+        sys.stderr.write(f"interrupted; run the same command again to go on from {plain(str(partial))}\n")
+        raise (err if isinstance(err, Terminated) else Terminated(signal.SIGINT)) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import options
-from trtforge.cli.render import plain, print_json, print_table, progress_reporter
+from trtforge.cli.render import plain, print_json, print_table, progress_reporter, saying_what_stays
 
 if TYPE_CHECKING:
     from trtforge.loadtest.tuning.result import TuneResult
@@ -74,7 +74,7 @@ def command(
     from trtforge.limits import DEFAULT_LIMITS
     from trtforge.loadtest.objective import parse_objectives
     from trtforge.loadtest.session import check_extra
-    from trtforge.loadtest.tune import TuneSpec, tune
+    from trtforge.loadtest.tune import TRIALS_NAME, TuneSpec, tune
     from trtforge.loadtest.tuning.candidate import parse_preferred
     from trtforge.serving.triton.environment import find_triton, places_from_option
 
@@ -96,7 +96,7 @@ def command(
         apply=apply,
         limits=DEFAULT_LIMITS.override(limit or ()),
     )
-    with progress_reporter() as report:
+    with saying_what_stays(spec.output / TRIALS_NAME), progress_reporter() as report:
         result = tune(spec, report)
     for warning in result.warnings:
         sys.stderr.write(f"warning: {plain(warning)}\n")

@@ -82,7 +82,14 @@ from text_model import TritonPythonModel
 in_order = text_model.read_texts
 text_model.read_texts = lambda raw: in_order(raw)[::-1]
 """
-FAULTY = {"wrong": WRONG, "lenient": LENIENT, "lossy": LOSSY}
+# Gives the answers of a batch to each other's requests.
+SWAPPED = """
+import onnxruntime_model
+class TritonPythonModel(onnxruntime_model.TritonPythonModel):
+    def execute(self, requests):
+        return super().execute(requests)[::-1]
+"""
+FAULTY = {"wrong": WRONG, "lenient": LENIENT, "lossy": LOSSY, "swapped": SWAPPED}
 
 
 def package_case(folder: Path, name: str, case: str, code: str | None = None, **options: Any) -> Path:
@@ -191,6 +198,15 @@ def test_lost_requests_are_counted(checked: Mapping[str, ModelCheck]) -> None:
     assert 0 < load.answered < load.sent
     assert load.first_failure == "out of luck"
     assert not checked["lossy"].passed
+
+
+def test_answers_to_other_requests_of_the_batch_are_found(checked: Mapping[str, ModelCheck]) -> None:
+    found = checked["swapped"]
+    assert all(request.passed for request in found.requests)
+    assert found.load is not None
+    assert found.load.answered == found.load.sent
+    assert found.load.wrong > 0
+    assert not found.passed
 
 
 def test_requests_that_a_queue_turns_away_are_not_lost(checked: Mapping[str, ModelCheck]) -> None:

@@ -87,6 +87,15 @@ def test_a_profile_that_no_request_can_fill_gets_no_warm_up(watch: Watch) -> Non
     assert "warm-up   0 requests" in out
 
 
+def test_a_fixed_input_that_no_request_can_fill_gets_no_warm_up(watch: Watch) -> None:
+    graph = Case("wide (float[1073741824] x) => (float[1073741824] y) { y = Relu(x) }")
+    profile = ProfileInfo(name="default", inputs={"x": span((2**30,), (2**30,), (2**30,))})
+    make_artifact(watch.folder / "a", graph, profiles=(profile,))
+    code, _, err = watch.run(["package", "a", "--triton", "models", "--cpu"])
+    assert code == 0
+    assert "m gets no warm-up: it did not run on made-up values (inputs of [1073741824] are 4.0 GiB" in err
+
+
 def test_an_artifact_does_not_become_a_repository(watch: Watch) -> None:
     make_artifact(watch.folder / "a")
     make_artifact(watch.folder / "b", DYNAMIC)

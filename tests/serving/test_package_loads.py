@@ -19,7 +19,7 @@ from trtforge.packaging import PackageResult, PackageSpec, package
 from trtforge.reference import ReferenceModel
 from trtforge.serving.model_file import ModelFile, load_model_file
 from trtforge.serving.model_folder import ServingOptions
-from trtforge.serving.request_values import POINTS, profile_values
+from trtforge.serving.request_values import POINTS, profile_point, request_values
 from trtforge.serving.triton.client import RequestError, TritonClient
 from trtforge.serving.triton.environment import TritonInstall
 from trtforge.serving.triton.server import TritonServer
@@ -85,7 +85,7 @@ def test_answers_are_those_of_onnx_runtime(served: Served, name: str) -> None:
     with ReferenceModel(served.repository / name / "1/model.onnx", as_written=model.as_written) as reference:
         for profile in model.profiles:
             for point in POINTS:
-                feeds = profile_values(model, profile, point)
+                feeds = request_values(model, *profile_point(profile, point))
                 if model.max_batch_size:
                     feeds = {key: feed[: model.max_batch_size] for key, feed in feeds.items()}
                 # A scalar is one element for the server.

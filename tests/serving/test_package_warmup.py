@@ -10,7 +10,7 @@ from trtforge.manifest import ProfileInfo
 from trtforge.serving import warmup
 from trtforge.serving.model_file import ModelFile, Port
 from trtforge.serving.model_folder import tensor_configs
-from trtforge.serving.request_values import profile_values, request_values
+from trtforge.serving.request_values import POINTS, profile_point, request_values
 from trtforge.serving.warmup import make_warmup
 
 IDS = Port(name="ids", dtype="int64", shape=(-1, -1))
@@ -115,6 +115,6 @@ def test_values_fit_their_type_and_are_the_same_for_a_seed() -> None:
 
 
 def test_a_profile_gives_the_shapes_of_its_points() -> None:
-    model = model_of(IDS, MASK, profiles=(text_profile("short", 1, 8, 16),))
-    shapes = [profile_values(model, model.profiles[0], point)["ids"].shape for point in ("min", "opt", "max")]
+    profile = text_profile("short", 1, 8, 16)
+    shapes = [profile_point(profile, point)[0]["ids"] for point in POINTS]
     assert shapes == [(1, 1), (4, 8), (8, 16)]

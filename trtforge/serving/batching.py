@@ -24,7 +24,7 @@ from trtforge.errors import InputError, TrtForgeError
 from trtforge.manifest import IoInfo, Manifest, ProfileInfo
 from trtforge.reference import ReferenceModel
 from trtforge.serving.model_file import ModelFile
-from trtforge.serving.request_values import POINTS, request_values
+from trtforge.serving.request_values import POINTS, profile_point, request_values
 
 # Samples that are computed together and one by one.
 _SAMPLES = 3
@@ -177,17 +177,15 @@ def observe_model(
         every_point: run min, opt and max of every profile as well, with one sample where there are samples.
     """
     profile = model.profiles[0]
-    point = "opt" if any(0 in span.min for span in profile.inputs.values()) else "min"
-    shapes = {name: tuple(getattr(span, point)) for name, span in profile.inputs.items()}
-    given = {name: tuple(getattr(span, point)) for name, span in profile.values.items()}
+    shapes, given = profile_point(profile, "opt" if any(0 in span.min for span in profile.inputs.values()) else "min")
     count = min(_SAMPLES, batch_span(profile)[1]) if is_batched else 0
     if is_batched:
         shapes = {name: (count, *shape[1:]) for name, shape in shapes.items()}
-    feeds = request_values(model, shapes, given)
     is_loaded = False
     try:
         with ReferenceModel(path, as_written=model.as_written) as reference:
             is_loaded = True
+            feeds = request_values(model, shapes, given)
             together = reference.run(feeds)
             alone = [
                 reference.run({name: feed[i : i + 1] for name, feed in feeds.items()})
@@ -205,8 +203,7 @@ def _refusal(reference: ReferenceModel, model: ModelFile, is_batched: bool) -> s
     """The first point of the profiles that the model does not run at, and why."""
     for profile in model.profiles:
         for point in POINTS:
-            shapes = {name: tuple(getattr(span, point)) for name, span in profile.inputs.items()}
-            given = {name: tuple(getattr(span, point)) for name, span in profile.values.items()}
+            shapes, given = profile_point(profile, point)
             if is_batched:
                 shapes = {name: (1, *shape[1:]) for name, shape in shapes.items()}
             try:

@@ -18,6 +18,7 @@ from trtforge.manifest import ProfileInfo
 from trtforge.serving.model_file import ModelFile, Port
 
 Point = Literal["min", "opt", "max"]
+Sizes = dict[str, tuple[int, ...]]
 POINTS: tuple[Point, ...] = ("min", "opt", "max")
 # Of all inputs: a message of gRPC holds no more.
 _MOST_BYTES = 2**31
@@ -25,11 +26,10 @@ _MOST_BYTES = 2**31
 _SMALL = 2
 
 
-def profile_values(model: ModelFile, profile: ProfileInfo, point: Point, seed: int = 0) -> dict[str, np.ndarray]:
-    """One array per input, in the shapes of a profile's min, opt or max."""
-    shapes = {port.name: getattr(profile.inputs[port.name], point) for port in model.inputs}
-    given = {name: getattr(span, point) for name, span in profile.values.items()}
-    return request_values(model, shapes, given, seed)
+def profile_point(profile: ProfileInfo, point: Point) -> tuple[Sizes, Sizes]:
+    """Shapes of all inputs at a profile's min, opt or max, and values of those whose values become shapes."""
+    shapes = {name: tuple(getattr(span, point)) for name, span in profile.inputs.items()}
+    return shapes, {name: tuple(getattr(span, point)) for name, span in profile.values.items()}
 
 
 def request_values(

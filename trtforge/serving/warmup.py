@@ -13,7 +13,7 @@ import numpy as np
 
 from trtforge.serving.model_config import TensorConfig, WarmupInput, WarmupRequest
 from trtforge.serving.model_file import ModelFile
-from trtforge.serving.request_values import POINTS, numpy_type, request_values
+from trtforge.serving.request_values import POINTS, numpy_type, profile_point, request_values
 
 FOLDER = "warmup"
 LIMIT_BYTES = 16 * 2**20
@@ -32,8 +32,7 @@ def make_warmup(model: ModelFile, inputs: Sequence[TensorConfig]) -> tuple[tuple
     left = LIMIT_BYTES
     for index, profile in enumerate(model.profiles):
         for point in POINTS:
-            shapes: dict[str, tuple[int, ...]] = {n: getattr(span, point) for n, span in profile.inputs.items()}
-            given: dict[str, tuple[int, ...]] = {n: getattr(span, point) for n, span in profile.values.items()}
+            shapes, given = profile_point(profile, point)
             batch = _batch(shapes, model.max_batch_size)
             key = (batch, tuple(shapes.items()), tuple(given.items()))
             # A profile may start at a past of length 0, which no request can bring.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from trtforge.manifest import ProfileInfo, RangeInfo
 from trtforge.serving.model_file import ModelFile
-from trtforge.serving.request_values import POINTS
+from trtforge.serving.request_values import POINTS, Point, profile_point
 
 Sizes = Mapping[str, tuple[int, ...]]
 OUTSIDE = "outside"
@@ -64,15 +64,15 @@ def _as_served(profile: ProfileInfo, max_batch_size: int) -> ProfileInfo:
     return profile.model_copy(update={"inputs": spans})
 
 
-def _corner(profile: ProfileInfo, place: str) -> ProbePoint:
-    shapes = {name: tuple(getattr(span, place)) for name, span in profile.inputs.items()}
-    return ProbePoint(profile.name, place, shapes, {n: tuple(getattr(s, place)) for n, s in profile.values.items()})
+def _corner(profile: ProfileInfo, place: Point) -> ProbePoint:
+    return ProbePoint(profile.name, place, *profile_point(profile, place))
 
 
 def _outside(profile: ProfileInfo) -> list[ProbePoint]:
     """One below min and one above max, for each dim that has a range of its own, and for values."""
     points = []
-    for place, step in (("min", -1), ("max", 1)):
+    moves: tuple[tuple[Point, int], ...] = (("min", -1), ("max", 1))
+    for place, step in moves:
         corner = _corner(profile, place)
         for group in _groups(profile):
             shapes = {name: list(shape) for name, shape in corner.shapes.items()}

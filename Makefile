@@ -55,7 +55,8 @@ $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx,examples,export,serving,dev]'
 	touch $@
 
-# Triton Inference Server, in an environment of its own. What is there already and has the same packages is left.
+# Triton Inference Server, in an environment of its own; with Python 3.13 it takes 3.12 or 3.11 from PATH. What is there
+# already and has the same packages is left.
 $(VENV)/triton.stamp: trtforge/serving/triton/install.py $(VENV)/test.stamp
 	$(BIN)/trtforge triton install --dir $(VENV)/triton
 	touch $@

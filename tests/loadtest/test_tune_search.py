@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tune_cases import BATCHED, LIMITS, OBJECTIVES, PAIRED, SLOW, Formula, probe
 
@@ -141,6 +143,25 @@ def test_pareto_front_has_only_probes_that_none_beats_in_both() -> None:
     probes = [probe(load_of("open", rate), rate, p99) for rate, p99 in figures]
     front = pareto_front([*probes, probe(load_of("open", 60), 60, 10, errors=0.1)], OBJECTIVES[0])
     assert [(one.throughput, one.statistics_ms["p99"]) for one in front] == [(10, 20), (20, 25), (40, 30), (50, 90)]
+
+
+def test_what_slows_the_machine_for_a_while_cancels_in_pairs() -> None:
+    before = [79.7, 64.8, 62.3, 68.6, 81.0]
+    after = [92.2, 73.9, 75.8, 87.4, 100.6]
+    found = gain(before, after)
+    assert found.is_beyond_noise
+    # t of 4 degrees of freedom (4.60) * deviation of the logarithms of the ratios / sqrt(5).
+    assert found.noise is not None
+    assert found.noise.high == pytest.approx(math.expm1(4.60 * np.log(np.divide(after, before)).std(ddof=1) / 5**0.5))
+    assert not gain(before, after[1:] + after[:1]).is_beyond_noise
+
+
+def test_pairs_of_equal_servers_stay_within_the_noise_in_99_of_100_cases() -> None:
+    rng = np.random.default_rng(0)
+    drift = rng.normal(0, 0.3, (2000, 1, 5))
+    repeats = np.exp(drift + rng.normal(0, 0.1, (2000, 2, 5)))
+    outside = sum(gain(*pair.tolist()).is_beyond_noise for pair in repeats)
+    assert 5 <= outside <= 40
 
 
 def test_gain_of_few_repeats_has_no_known_noise() -> None:

@@ -4,6 +4,9 @@ Positive figures (times, throughput) are compared by the ratio of their geometri
 them. The band is t * s * sqrt(1/n1 + 1/n2) in logarithms: s is the standard deviation of the repeats of both runs
 together, t the 99 % point of Student's distribution with n1 + n2 - 2 degrees of freedom. A change outside it would come
 up once in a hundred comparisons of equal servers.
+
+Where the repeats of both took turns, each is compared with its neighbour instead: what slows the machine for a while
+slows both of a pair, and cancels. The band is t * s / sqrt(n), of n ratios with n - 1 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -70,6 +73,19 @@ def band(spread: float, num_first: int, num_second: int, least: float) -> Band:
         least: that the band holds whatever the spread, as a share.
     """
     width = _t(num_first + num_second - 2) * spread * math.sqrt(1 / num_first + 1 / num_second)
+    return Band(min(math.expm1(-width), -least), max(math.expm1(width), least))
+
+
+def paired_band(first: Sequence[float], second: Sequence[float], least: float) -> Band | None:
+    """The band of the ratio of two groups of which the i-th values were measured one after the other.
+
+    Returns:
+        None where there are too few pairs to tell, or a value is not positive.
+    """
+    if min(len(first), len(second)) < MIN_REPEATS or min(*first, *second) <= 0:
+        return None
+    ratios = [math.log(after / before) for before, after in zip(first, second, strict=True)]
+    width = _t(len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return Band(min(math.expm1(-width), -least), max(math.expm1(width), least))
 
 

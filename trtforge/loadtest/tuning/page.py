@@ -105,7 +105,7 @@ def _confirmation(result: TuneResult) -> Html:
     ]
     about = note(
         "Measured anew after the search, default and best in turns, each time on a server of its own. The noise band "
-        "is what the repeats explain (99 %), at least 3 %."
+        "is what the ratios of neighbours explain (99 %), at least 3 %."
     )
     columns = [Column("Figure"), Column("Default", "name"), Column("Best", "name"), Column("Change", "number")]
     return section("gain", "The gain, confirmed", table(columns, rows), about) if rows else NOTHING

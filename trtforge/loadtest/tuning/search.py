@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from trtforge.loadtest.compare import LEAST_BAND
-from trtforge.loadtest.noise import Band, band, center, log_spread
+from trtforge.loadtest.noise import Band, center, paired_band
 from trtforge.loadtest.objective import Objective
 from trtforge.loadtest.tuning.candidate import DEFAULT, Candidate
 from trtforge.loadtest.tuning.plans import LoadKind, Plan, around, climb, load_of, only
@@ -189,8 +189,9 @@ class Search:
                 found[candidate].append(self._try("confirm", candidate, plan, repeat))
         sides = (found[DEFAULT], found[best])
         throughput = gain(*([self._capacity(trial).throughput for trial in one] for one in sides))
-        latencies = [[ms for trial in one if (ms := self._latency(trial, equal_load)) is not None] for one in sides]
-        return throughput, gain(*latencies) if all(latencies) else None, equal_load
+        measured = zip(*([self._latency(trial, equal_load) for trial in one] for one in sides), strict=True)
+        pairs = [(before, after) for before, after in measured if before is not None and after is not None]
+        return throughput, gain(*zip(*pairs, strict=True)) if pairs else None, equal_load
 
     def _latency(self, trial: Trial, load: float) -> float | None:
         """Of the first objective's statistic, at the probe of that load."""
@@ -200,10 +201,9 @@ class Search:
 
 
 def gain(default: Sequence[float], best: Sequence[float]) -> Gain:
-    """The change from one group of repeats to the other."""
+    """The change from one group of repeats to the other, which took turns."""
     before = center(default)
-    spread = log_spread(default, best)
-    noise = None if spread is None else band(spread, len(default), len(best), LEAST_BAND)
+    noise = paired_band(default, best, LEAST_BAND)
     return Gain(tuple(default), tuple(best), center(best) / before - 1 if before else None, noise)
 
 

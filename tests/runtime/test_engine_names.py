@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from native_stubs import TENSORRT_LIBRARIES, TENSORRT_SYMBOLS, compile_library, run_python
 
@@ -17,7 +18,7 @@ import trtforge.runtime
 from trtforge.errors import UnavailableError
 from trtforge.gpu import find_gpus
 from trtforge.runtime import Engine, EngineError
-from trtforge.runtime.engine import load_tensorrt
+from trtforge.runtime.engine import _on_host, load_tensorrt
 
 FOLDER = Path(trtforge.runtime.__file__).parent
 # Classes of the objects that engine.py calls by these names.
@@ -87,6 +88,13 @@ def test_another_release_is_refused_with_the_one_to_install() -> None:
     here = load_tensorrt("tensorrt-rtx", None).__version__
     assert here in str(caught.value)
     assert load_tensorrt("tensorrt-rtx", here).__version__ == here
+
+
+def test_arrays_in_the_host_are_whole_rows_and_scalars_stay_scalars() -> None:
+    assert _on_host(np.float32(3)).shape == ()
+    columns = np.arange(6).reshape(2, 3).T
+    assert _on_host(columns).flags.c_contiguous
+    assert np.array_equal(_on_host(columns), columns)
 
 
 def test_graphs_are_for_tensorrt_rtx(tmp_path: Path) -> None:

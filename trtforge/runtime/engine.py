@@ -169,7 +169,7 @@ class Engine:
             names = ", ".join(each.name for each in self.ports if each.is_input)
             raise EngineError(f"input {port.name} is missing; the inputs are {names}")
         feed = feeds[port.name]
-        array = self._cupy.ascontiguousarray(self._cupy.asarray(feed)) if not port.is_host else _on_host(feed)
+        array = _on_host(feed) if port.is_host else self._cupy.asarray(feed, order="C")
         if array.dtype != port.dtype:
             raise EngineError(f"input {port.name} has the type {array.dtype}, the engine takes {port.dtype}")
         return array
@@ -280,8 +280,8 @@ def _import(module: str, fix: str) -> Any:
 
 
 def _on_host(feed: Any) -> np.ndarray:
-    """An array in the host's memory."""
-    return np.ascontiguousarray(feed.get() if hasattr(feed, "get") else feed)
+    """An array in the host's memory, row by row; a scalar keeps its rank of 0."""
+    return np.asarray(feed.get() if hasattr(feed, "get") else feed, order="C")
 
 
 def _span(corners: Sequence[Sequence[int]]) -> Span:

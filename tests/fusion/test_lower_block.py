@@ -207,6 +207,17 @@ def test_a_mask_that_is_broadcast(sizes: str, prepare: Prepare, tmp_path: Path) 
     assert lengths.tolist() == [SIZES["seq"] if row.any() else 0 for row in valid]
 
 
+def test_a_mask_of_unknown_sizes_is_taken_for_one_that_is_broadcast(prepare: Prepare) -> None:
+    body = changed(POST, ("Unsqueeze(mask", "Unsqueeze(flags"), ("m1 =", "flags = Cast<to=9>(mask) m1 ="))
+    graph = prepare(model_of(body, **CONSTANTS))
+    for is_known in (True, False):
+        plugin = in_precision(graph, "fp16")
+        if not is_known:
+            next(tensor for tensor in plugin.inputs if tensor.name == "mask").shape = None
+        assert [block.op_type for block in lower_blocks(plugin).lowered] == ["AttentionFFN_post_gelu_lengths"]
+        assert ("Expand" in {node.op for node in plugin.nodes}) is not is_known
+
+
 def test_scores_that_stay_float32(prepare: Prepare, tmp_path: Path) -> None:
     graph = prepared_block(prepare, POST)
     wide = dict.fromkeys(("scale_", "masked", "softmax"), "too large for float16")

@@ -12,7 +12,7 @@ from case_count import count_cases
 from emulation_build import TYPES, sanitizer_environment
 
 # Named dims: B batch, S sequence, N heads, D head size.
-HEAD_SIZES = (32, 64, 80, 96, 128)
+
 # Unit roundoff: half the distance from 1 to the next number.
 ROUNDOFF = {"half": 2.0**-11, "bf16": 2.0**-8, "float": 2.0**-24}
 # Half the distance between subnormals: what a number too small for the type is off by.

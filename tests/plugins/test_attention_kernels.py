@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_cases import HEAD_SIZES, Attention, Run, check, compute, random_attention, reference, start
+from attention_cases import Attention, Run, check, compute, random_attention, reference, start
 from case_count import RUNS_ALL
 from emulation_build import TYPES, build_host_program
 
+from trtforge.ops.attention_ffn import HEAD_SIZES
 from trtforge.plugins.compile import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]

@@ -119,6 +119,22 @@ def test_shared_memory_is_what_launches_ask_for(tmp_path: Path) -> None:
     assert [dynamic_shared_bytes(name) for name in names] == [int(line) for line in printed.split()]
 
 
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_ZN8trtforge11gemm_kernelI13__nv_bfloat16NS_8GemmTileILi32ELi64ELi128ELi4EEEEEvNS_10GemmParamsE", GEMM),
+        (
+            "_ZN8trtforge16attention_kernelINS_13AttentionTileI13__nv_bfloat16Li96EEELb0EEEvNS_15AttentionParamsE",
+            "attention_kernel<AttentionTile<__nv_bfloat16, 96>, false>",
+        ),
+        ("_ZN8trtforge12block_kernelINS_13AttentionTileI13__nv_bfloat16Li64EEELb1EEEvNS_9BlockPlanE", BLOCK_S8),
+        ("_ZN8trtforge16layernorm_kernelI6__halfEEvNS_15LayerNormParamsE", "layernorm_kernel<__half>"),
+    ],
+)
+def test_shared_memory_is_also_known_by_the_symbol(symbol: str, name: str) -> None:
+    assert dynamic_shared_bytes(symbol) == dynamic_shared_bytes(name)
+
+
 def test_the_committed_table_is_of_the_kernels_that_there_are(table: ModuleType) -> None:
     document = json.loads(RESULTS.with_suffix(".json").read_text())
     rows = document["kernels"]

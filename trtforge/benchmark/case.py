@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from trtforge.errors import InputError
-from trtforge.ops.attention_ffn import HEAD_SIZES, INT8_K_MULTIPLE, Activation, NormOrder
+from trtforge.ops.attention_ffn import HEAD_SIZES, INT8_K_MULTIPLE, WIDTH_MULTIPLE, Activation, NormOrder
 
 Dtype = Literal["fp16", "bf16", "int8"]
 Mask = Literal["none", "causal", "lengths", "bias"]
@@ -172,7 +172,7 @@ def _usual_heads(width: int) -> int:
 
 def _check(case: BlockCase) -> None:
     """Refuse what the kernels would."""
-    multiple = INT8_K_MULTIPLE if case.dtype == "int8" else 8
+    multiple = INT8_K_MULTIPLE if case.dtype == "int8" else WIDTH_MULTIPLE
     positive = min(case.batch, case.sequence, case.width, case.num_heads, case.inner_width) > 0
     fits = positive and case.width % multiple == 0 and case.inner_width % multiple == 0
     if not fits:

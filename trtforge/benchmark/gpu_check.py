@@ -31,8 +31,8 @@ from trtforge.benchmark.results import (
 from trtforge.benchmark.session import Budget, run_session
 from trtforge.benchmark.torch_peers import TORCH_PEERS
 from trtforge.ops.attention_ffn import ACTIVATIONS, HEAD_SIZES, ORDERS
-from trtforge.plugins.commands import run_with_children
 from trtforge.plugins.toolkit import find_beside, find_toolkit
+from trtforge.processes import run_with_children
 
 NAMES = (*PLUGIN_NAMES, *TORCH_PEERS)
 CORRECTNESS_SHARE = 0.2

@@ -88,7 +88,7 @@ def plugin(
         return _check_on_host(grid, strategy or "auto", library, as_json)
     if strategy is not None:
         why = "on a GPU each strategy is measured as an implementation of its own"
-        raise InputError("--strategy is for --host", why, f"--peers 'plugin ({strategy})'")
+        raise InputError("--strategy is for --host", why, "choose it with --peers 'plugin (launches)' or add --host")
     spec = PluginBench(
         grid=grid,
         library=library,

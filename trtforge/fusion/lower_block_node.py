@@ -31,17 +31,17 @@ from trtforge.fusion.view import StoppedError, op_name
 from trtforge.graph.signature import tensor_dtype
 from trtforge.ops.attention_ffn import (
     DOMAIN,
+    HEAD_SIZES,
     OPSET,
     VERSION,
+    WIDTH_MULTIPLE,
     Variant,
     attributes_of,
     function_from_variant,
     inputs_of,
 )
 
-# What the kernels are compiled for; H and F are multiples of the 8 elements of a 16-byte copy.
-HEAD_SIZES = (32, 64, 80, 96, 128)
-WIDTH_MULTIPLE = 8
+# What the kernels compute in.
 DTYPES = ("float16", "bfloat16")
 
 
@@ -212,10 +212,10 @@ class BlockLowering:
     def _length_of(self, padding: KeyPadding, x: gs.Tensor, place: gs.Node) -> gs.Tensor:
         """Rule 4: the last valid key plus one, [B]; one for all blocks with this padding and these sizes."""
         adder, source = self._adder, self._tensors[padding.tensor]
-        sizes, wanted = ((self._sizes.of(tensor) or ())[:2] for tensor in (source, x))
+        wanted = (self._sizes.of(x) or ())[:2]
         key = (padding, wanted)
         if key not in self._lengths:
-            if not all(map(same_size, sizes, wanted)):
+            if self._sizes.of(source) != wanted:
                 # One sample may stand for all, or one key for the whole sequence.
                 shape = adder.add(place, "Shape", [x], {"start": 0, "end": 2}, dtype=np.int64)
                 source = adder.add(place, "Expand", [source, shape])

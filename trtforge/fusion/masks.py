@@ -175,9 +175,8 @@ class _Reader:
     def _read_triangle(self, node: gs.Node, *, is_bias: bool, keep: bool = True) -> bool:
         """Trilu of ones (the lower triangle is seen), or of a low number above the diagonal; it is [.., S, S]."""
         rows, columns = (self._view.sizes.of(node.outputs[0]) or ())[-2:] or (None, None)
-        if 1 in (rows, columns) or (isinstance(rows, int) and isinstance(columns, int) and rows != columns):
-            self._meaning.is_explained = self._meaning.is_explained and not is_bias
-            return False
+        are_numbers = isinstance(rows, int) and isinstance(columns, int)
+        may_be_square = 1 not in (rows, columns) and not (are_numbers and rows != columns)
         value = fill_of(node.inputs[0])
         offset = 0 if len(node.inputs) < 2 or not node.inputs[1].name else number_of(node.inputs[1])
         is_upper = bool(node.attrs.get("upper", 1))
@@ -187,11 +186,12 @@ class _Reader:
             is_causal = (
                 value is not None and value > 0 and (is_upper, offset, keep) in ((False, 0, True), (True, 1, False))
             )
-        if is_causal:
+        if is_causal and may_be_square:
             self._meaning.is_causal = True
-        elif is_bias:
+            return True
+        if is_bias:
             self._meaning.is_explained = False
-        return is_causal
+        return False
 
     def _read_constant(self, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], hidden_is_low: bool) -> None:
         """A constant mask: nothing hidden, or the upper triangle of a square."""
@@ -368,9 +368,10 @@ def _compared_with_zero(node: gs.Node, keep: bool) -> tuple[gs.Tensor, bool] | N
 
 
 def _keeps_zero(node: gs.Node) -> bool:
-    """True for a Cast that makes nothing but 0 to 0, unlike one of fractions to integers."""
-    is_cut = op_name(node) == "Cast" and not (casts_to_float(node) or node.attrs.get("to") == onnx.TensorProto.BOOL)
-    return op_name(node) == "Identity" or (op_name(node) == "Cast" and (not is_cut or _is_whole(node.inputs[0])))
+    """True for Identity and a Cast that makes nothing but 0 to 0, unlike one of fractions to integers."""
+    if op_name(node) != "Cast":
+        return op_name(node) == "Identity"
+    return casts_to_float(node) or node.attrs.get("to") == onnx.TensorProto.BOOL or _is_whole(node.inputs[0])
 
 
 def _is_flag(tensor: gs.Tensor) -> bool:

@@ -34,8 +34,9 @@ VERSION = 1
 OPSET = 23
 # K of an int8 weight is a multiple of it: rows are copied in 16 bytes.
 INT8_K_MULTIPLE = 16
-# Of the attention kernels.
+# What the kernels are compiled for; H and F are multiples of the 8 elements of a 16-byte copy.
 HEAD_SIZES = (32, 64, 80, 96, 128)
+WIDTH_MULTIPLE = 8
 
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]

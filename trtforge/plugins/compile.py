@@ -9,7 +9,6 @@ from pathlib import Path
 from trtforge.errors import InputError, TrtForgeError
 from trtforge.hashing import fingerprint, sha256_of_file
 from trtforge.plugins.build_errors import build_error
-from trtforge.plugins.commands import run_with_children
 from trtforge.plugins.record import LibraryRecord, read_record, record_path
 from trtforge.plugins.resources import resources_from_ptxas
 from trtforge.plugins.sources import SourceTree, find_sources
@@ -21,6 +20,7 @@ from trtforge.plugins.toolkit import (
     find_headers,
     find_toolkit,
 )
+from trtforge.processes import run_with_children
 from trtforge.progress import Reporter, Stopwatch, ignore
 from trtforge.staging import check_free, locked, open_staging, replace_file
 

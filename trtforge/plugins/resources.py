@@ -59,13 +59,16 @@ def dynamic_shared_bytes(kernel: str) -> int:
     A GEMM tile has stages of both operands; attention two stages of K and V, their rows padded by 8 elements of 2
     bytes; the persistent kernel the most of all that it runs, which is a GEMM's.
     A test compares this with the sizes of the C++ types.
+
+    Args:
+        kernel: its C++ name, or its symbol, which is what a record has where c++filt was missing.
     """
-    if tile := re.search(r"GemmTile<(\d+), (\d+), (\d+), (\d+)>", kernel):
+    if tile := re.search(r"GemmTile\D+(\d+)\D+(\d+)\D+(\d+)\D+(\d+)", kernel):
         rows, cols, depth_bytes, stages = map(int, tile.groups())
         return (rows + cols) * depth_bytes * stages
-    if kernel.startswith("block_kernel"):
+    if "block_kernel" in kernel:
         return 48 * 1024
-    if tile := re.search(r"AttentionTile<\w+, (\d+)>", kernel):
+    if tile := re.search(r"AttentionTile(?:<\w+, |I\w+?Li)(\d+)", kernel):
         head_size = int(tile[1])
         return 2 * 2 * (64 if head_size <= 64 else 32) * (head_size + 8) * 2
     return 0

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trtforge.errors import InputError, UnavailableError
-from trtforge.plugins.commands import run_with_children
+from trtforge.processes import run_with_children
 from trtforge.progress import Event, Reporter, ignore
 from trtforge.serving.triton.environment import (
     INSTALL_COMMAND,

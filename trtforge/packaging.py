@@ -11,12 +11,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trtforge.errors import InputError, UnavailableError
-from trtforge.gpu import find_gpus
+from trtforge.errors import InputError
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.progress import Reporter, Stopwatch, ignore
 from trtforge.serving.artifact import Artifact, open_artifact
-from trtforge.serving.check import CheckResult, check_repository
+from trtforge.serving.check import CheckResult, check_repository, require_gpu
 from trtforge.serving.deploy import (
     DeploymentOptions,
     Form,
@@ -141,12 +140,12 @@ def package(spec: PackageSpec, report: Reporter = ignore) -> PackageResult:
             notes += about
     with watch.stage("write"):
         written = write_models(spec.repository, [draft.folder for draft in drafts], spec.force)
-    models = tuple(_result(draft, draft.folder.entry.name in written.written) for draft in drafts)
+    models = tuple(_result(draft, draft.folder.entry.name in written) for draft in drafts)
     for draft, model in zip(drafts, models, strict=True):
         notes += _notes(draft.artifact, model, spec)
     result = PackageResult(spec.repository, models, tuple(dict.fromkeys(notes)))
     if install is not None:
-        by_name = {model.entry.name: draft.artifact.path for draft, model in zip(drafts, models, strict=True)}
+        by_name = {draft.folder.entry.name: draft.artifact.path for draft in drafts}
         check = check_repository(spec.repository, install, list(by_name), report, artifacts=by_name)
         result = dataclasses.replace(result, check=check)
     return _deploy(spec, result)
@@ -202,11 +201,7 @@ def _find_prover(places: Sequence[Path], artifacts: Sequence[Artifact], spec: Pa
         UnavailableError: there is none, or no GPU for an engine.
     """
     if not spec.cpu:
-        try:
-            find_gpus()
-        except UnavailableError as err:
-            fix = "check on the machine that serves it, or package with --cpu, which runs the same graph here"
-            raise UnavailableError(f"{artifacts[0].path} cannot be checked here: {err.what}", err.why, fix) from err
+        require_gpu(str(artifacts[0].path))
     return find_triton(places)
 
 

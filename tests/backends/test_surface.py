@@ -1,23 +1,19 @@
 """Every name of the builder's Python module that the backends use exists, in TensorRT 11.4 and in TensorRT-RTX.
 
-TensorRT's library installs only with a GPU's driver stack at hand, but its bindings are a plain wheel: with libraries
-that define nothing but the symbols that they need, they can be imported. That proves names, never behaviour.
+See tensorrt_names.py for how, without TensorRT's library. That proves names, never behaviour.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import json
 import re
 from pathlib import Path
 
 import pytest
-from native_stubs import TENSORRT_LIBRARIES, TENSORRT_SYMBOLS, compile_library, run_python
+from native_stubs import run_python
+from tensorrt_names import BINDINGS, RTX, look_up, names_in, stub_tensorrt
 
 import trtforge.backends
 
-BINDINGS, RTX = "tensorrt_bindings", "tensorrt_rtx"
 # Classes of the objects that the backends call by these names.
 CLASSES = {
     "builder": "Builder",
@@ -32,66 +28,24 @@ CLASSES = {
     "cache": "ITimingCache",
     "loaded": "ICudaEngine",
 }
-LOOK_UP = """
-import importlib, json, sys
-module, missing = importlib.import_module(sys.argv[1]), []
-for name in json.loads(sys.argv[2]):
-    value = module
-    for part in name.split("."):
-        value = getattr(value, part, missing)
-        if value is missing:
-            missing.append(name)
-            break
-print(json.dumps([module.__version__, sorted(missing)]))
-"""
-
-
-def chain_of(node):
-    """`trt.BuilderFlag.TF32` -> its first name and the others."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return (node.id, parts[::-1]) if isinstance(node, ast.Name) and parts else (None, parts)
-
-
-def names_in(source):
-    """Names of the builder's module in a source text: those after `trt`, and members of objects by CLASSES."""
-    used = set()
-    for root, parts in map(chain_of, ast.walk(ast.parse(source))):
-        if root == "trt":
-            used.add(".".join(parts))
-        elif root in CLASSES:
-            used.add(f"{CLASSES[root]}.{parts[0]}")
-    return used
 
 
 def used_names():
     """Names of the builder's module that the build process uses."""
     folder = Path(trtforge.backends.__file__).parent
     sources = [path.read_text() for path in sorted(folder.glob("*.py"))]
-    return set().union(*(names_in(source) for source in sources if re.search(r"import .*\btrt\b", source)))
+    return set().union(*(names_in(source, CLASSES) for source in sources if re.search(r"import .*\btrt\b", source)))
 
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory):
-    if importlib.util.find_spec(BINDINGS) is None:
-        pytest.skip("the wheel tensorrt-cu13-bindings is not installed (extra dev)")
-    folder = tmp_path_factory.mktemp("stubs")
-    source = "".join(f"void *{symbol}(void) {{ return 0; }}\n" for symbol in TENSORRT_SYMBOLS)
-    for name in TENSORRT_LIBRARIES:
-        compile_library(folder / name, source)
-    return folder
-
-
-def look_up(module, names, libraries=None):
-    return json.loads(run_python(LOOK_UP, module, json.dumps(sorted(names)), libraries=libraries))
+    return stub_tensorrt(tmp_path_factory.mktemp("stubs"))
 
 
 def test_the_walk_finds_names_of_modules_and_objects():
     source = "import trt\nx = trt.BuilderFlag.TF32\nconfig.set_flag(x)\nnetwork.get_layer(0).type\nother.thing"
     members = {"IBuilderConfig.set_flag", "INetworkDefinition.get_layer"}
-    assert names_in(source) == {"BuilderFlag", "BuilderFlag.TF32", *members}
+    assert names_in(source, CLASSES) == {"BuilderFlag", "BuilderFlag.TF32", *members}
 
 
 def test_every_name_exists_in_tensorrt(stubs):

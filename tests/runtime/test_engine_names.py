@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_stubs import TENSORRT_LIBRARIES, TENSORRT_SYMBOLS, compile_library, run_python
+from tensorrt_names import BINDINGS, RTX, look_up, names_in, stub_tensorrt
 
 import trtforge.runtime
 from trtforge.errors import UnavailableError
@@ -25,40 +22,11 @@ FOLDER = Path(trtforge.runtime.__file__).parent
 CLASSES = {"engine": "ICudaEngine", "context": "IExecutionContext", "runtime": "Runtime", "config": "IRuntimeConfig"}
 # `use_graphs` is for TensorRT-RTX.
 RTX_ONLY = {"CudaGraphStrategy", "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE", "IRuntimeConfig.cuda_graph_strategy"}
-LOOK_UP = """
-import importlib, json, sys
-module, missing = importlib.import_module(sys.argv[1]), []
-for name in json.loads(sys.argv[2]):
-    value = module
-    for part in name.split("."):
-        value = getattr(value, part, missing)
-        if value is missing:
-            missing.append(name)
-            break
-print(json.dumps(sorted(missing)))
-"""
 
 
 def used_names() -> set[str]:
-    """Names of TensorRT's module that engine.py uses: those after `trt`, and members of objects by CLASSES."""
-    names = set()
-    for found in ast.walk(ast.parse((FOLDER / "engine.py").read_text())):
-        parts: list[str] = []
-        node = found
-        while isinstance(node, ast.Attribute):
-            parts.insert(0, node.attr)
-            node = node.value
-        if isinstance(node, ast.Name) and parts:
-            if node.id == "trt":
-                names.add(".".join(parts))
-            elif node.id in CLASSES:
-                names.add(f"{CLASSES[node.id]}.{parts[0]}")
-    return names
-
-
-def missing_names(module: str, names: set[str], libraries: Path | None = None) -> list[str]:
-    found: list[str] = json.loads(run_python(LOOK_UP, module, json.dumps(sorted(names)), libraries=libraries))
-    return found
+    """Names of TensorRT's module that engine.py uses."""
+    return names_in((FOLDER / "engine.py").read_text(), CLASSES)
 
 
 def test_the_walk_finds_the_calls() -> None:
@@ -68,17 +36,12 @@ def test_the_walk_finds_the_calls() -> None:
 
 
 def test_every_name_exists_in_tensorrt_rtx() -> None:
-    assert missing_names("tensorrt_rtx", used_names()) == []
-    assert missing_names("tensorrt_rtx", {"Runtime.no_such_name"}) == ["Runtime.no_such_name"]
+    assert look_up(RTX, used_names())[1] == []
+    assert look_up(RTX, {"Runtime.no_such_name"})[1] == ["Runtime.no_such_name"]
 
 
 def test_every_name_exists_in_tensorrt(tmp_path: Path) -> None:
-    if importlib.util.find_spec("tensorrt_bindings") is None:
-        pytest.skip("the wheel tensorrt-cu13-bindings is not installed (extra dev)")
-    source = "".join(f"void *{symbol}(void) {{ return 0; }}\n" for symbol in TENSORRT_SYMBOLS)
-    for name in TENSORRT_LIBRARIES:
-        compile_library(tmp_path / name, source)
-    assert missing_names("tensorrt_bindings", used_names() - RTX_ONLY, tmp_path) == []
+    assert look_up(BINDINGS, used_names() - RTX_ONLY, stub_tensorrt(tmp_path))[1] == []
 
 
 def test_another_release_is_refused_with_the_one_to_install() -> None:

@@ -68,6 +68,8 @@ def test_values_that_become_shapes_are_tried_too() -> None:
     outside = [point for point in points if not point.is_inside]
     assert (9, 5) in [point.values["size"] for point in outside]
     assert {point.shapes["size"] for point in outside} == {(2,)}
+    # To Reshape 0 and less are no sizes.
+    assert all(min(point.values["size"]) > 0 for point in outside)
 
 
 def test_equal_requests_are_made_once_and_empty_ones_never() -> None:

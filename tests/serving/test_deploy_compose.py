@@ -12,6 +12,7 @@ from deploy_cases import CPU, ENGINE, TEXT, deploy, load, make_repository
 
 from trtforge.serving.deploy import DeploymentOptions, plan_deployment, write_deployment
 from trtforge.serving.deploy.queries import TOKENS
+from trtforge.serving.deploy.server import EXIT_TIMEOUT_S
 
 CASES = {"cpu": CPU, "engine": ENGINE, "text": TEXT}
 
@@ -52,6 +53,7 @@ def test_server_is_not_root_and_has_bounds(tmp_path: Path) -> None:
     assert triton["user"] == "1000:1000"
     assert (triton["mem_limit"], triton["shm_size"]) == (6 * 2**30, 2**30)
     assert len({port["target"] for port in triton["ports"]}) == 3
+    assert int(triton["stop_grace_period"].removesuffix("s")) > EXIT_TIMEOUT_S
 
 
 def test_monitoring_starts_only_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -116,6 +118,13 @@ def test_dashboard_shows_gpus_where_there_are_some(tmp_path: Path) -> None:
         assert len(set(boxes)) == len(boxes) and len({panel["id"] for panel in panels}) == len(panels)
     assert titles[1] - titles[0] == {"GPU use", "GPU memory", "GPU power"}
     assert {"Throughput", "Errors", "Batch size", "Latency percentiles", "Where the time goes"} <= titles[0]
+
+
+def test_dashboards_of_two_deployments_have_two_ids(tmp_path: Path) -> None:
+    """Grafana keeps one dashboard for each id, which may have 40 characters."""
+    folders = [deploy(tmp_path / number, CPU, "compose", name="d" * 46 + number) for number in ("1", "2")]
+    first, second = (json.loads((folder / "grafana-dashboard.json").read_text())["uid"] for folder in folders)
+    assert first != second and len(first) == len(second) == 40
 
 
 def test_dashboard_of_a_text_model_shows_its_padding(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy_cases import CPU, ENGINE, PER_GPU, deploy, load, make_repository
+from deploy_cases import CPU, ENGINE, PER_GPU, TEXT, deploy, load, make_repository
 
 from trtforge.errors import InputError
 from trtforge.packaging import PackageSpec, package
@@ -251,6 +251,13 @@ def test_folder_with_other_files_stops_a_package_before_it_begins(tmp_path: Path
 def test_same_repository_makes_the_same_files(tmp_path: Path) -> None:
     first, second = (deploy(tmp_path / number, ENGINE) for number in "12")
     assert {p.name: p.read_bytes() for p in first.iterdir()} == {p.name: p.read_bytes() for p in second.iterdir()}
+
+
+def test_files_are_written_for_people(tmp_path: Path) -> None:
+    folder = deploy(tmp_path, TEXT)
+    assert "SHA256SUMS: |" in (folder / "model-checksums.yaml").read_text()
+    # A value that two places share is written twice, and not as an anchor and an alias.
+    assert not any(re.search(r"[&*]id\d", path.read_text()) for path in folder.glob("*.yaml"))
 
 
 def test_next_commands_name_what_was_written(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from deploy_cases import CPU, ENGINE, PER_GPU, TEXT, deploy, load, make_reposito
 
 from trtforge.hashing import sha256_of_file
 from trtforge.serving.deploy import DeploymentOptions, ResponseCache, Scaling, plan_deployment
+from trtforge.serving.deploy.models import volume_claim
 from trtforge.serving.deploy.server import DRAIN_S, EXIT_TIMEOUT_S
 from trtforge.serving.repository import load_repository
 
@@ -91,12 +92,14 @@ def test_metrics_have_their_own_port_which_no_service_and_one_namespace_reach(tm
     assert policy["egress"] == [] and "Egress" in policy["policyTypes"]
 
 
-def test_redis_cache_is_the_only_way_out(tmp_path: Path) -> None:
+def test_ports_of_the_redis_cache_and_dns_are_the_only_way_out(tmp_path: Path) -> None:
     folder = deploy(tmp_path, CPU, cache=ResponseCache(host="redis.cache.svc", port=6380))
     assert "--cache-config=redis,host=redis.cache.svc" in server_of(folder)["args"]
     assert "--cache-config=redis,port=6380" in server_of(folder)["args"]
     ports = [port["port"] for rule in load(folder, "network-policy.yaml")["spec"]["egress"] for port in rule["ports"]]
     assert ports == [53, 53, 6380]
+    comment = (folder / "network-policy.yaml").read_text().partition("apiVersion")[0]
+    assert "A server calls port 6380, of its Redis cache, and DNS." in comment
 
 
 def test_gpu_is_requested_for_engines_only(tmp_path: Path) -> None:
@@ -114,6 +117,9 @@ def test_server_has_time_to_finish_its_requests(tmp_path: Path) -> None:
     assert server_of(folder)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(DRAIN_S)]
     assert f"--exit-timeout-secs={EXIT_TIMEOUT_S}" in server_of(folder)["args"]
     assert pod_of(folder)["terminationGracePeriodSeconds"] > DRAIN_S + EXIT_TIMEOUT_S
+    # And it is stopped only once another is ready.
+    strategy = load(folder, "deployment.yaml")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
 def test_autoscaler_reads_the_metrics_that_the_rules_make(tmp_path: Path) -> None:
@@ -216,6 +222,12 @@ def test_one_gpus_engines_are_served_from_a_repository_for_several(tmp_path: Pat
     # TensorRT's own backend needs no package: NVIDIA's image is run as it is.
     assert server_of(folder)["image"] == "nvcr.io/nvidia/tritonserver:24.12-py3"
     assert not (folder / "Dockerfile").exists()
+
+
+def test_volume_has_room_for_the_models_twice(tmp_path: Path) -> None:
+    spec = plan_deployment(make_repository(tmp_path, CPU), DeploymentOptions())
+    sizes = [volume_claim(spec, size)["spec"]["resources"]["requests"]["storage"] for size in (0, 1, 3 * 2**30)]
+    assert sizes == ["1Gi", "1Gi", "6Gi"]
 
 
 def test_existing_claim_is_used_and_none_is_written(tmp_path: Path) -> None:

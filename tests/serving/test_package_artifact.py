@@ -70,6 +70,15 @@ def test_values_have_to_fill_their_input(watch: Watch) -> None:
     assert "profile 'default' has 1 values for input 'size' of [2]" in message
 
 
+def test_values_have_to_fill_the_largest_shape_of_their_input(watch: Watch) -> None:
+    graph = Case("open (float[n,4] x, int64[k] size) => (float[a,b] y) { y = Reshape(x, size) }")
+    shapes = {"x": span((1, 4), (2, 4), (8, 4)), "size": span((2,), (2,), (3,))}
+    profile = ProfileInfo(name="default", inputs=shapes, values={"size": span((1, 4), (2, 4), (8, 4))})
+    make_artifact(watch.folder / "a", graph, profiles=(profile,))
+    message = watch.refusal(["package", "a", "--triton", "models", "--cpu"])
+    assert "profile 'default' has 2 values for input 'size' of [3]" in message
+
+
 def test_dims_may_have_other_names(tmp_path: Path) -> None:
     manifest = make_artifact(tmp_path / "a")
     io = tuple(port.model_copy(update={"shape": ("n", *(port.shape or ())[1:])}) for port in manifest.io)

@@ -161,6 +161,12 @@ def test_an_artifact_that_nothing_verified_is_told(watch: Watch) -> None:
         (["--preferred", "4,04"], "--preferred '4,04' cannot be used"),
         (["--queue-delay", str(2**31)], f"--queue-delay {2**31} cannot be used"),
         (["--instances", str(2**31)], f"--instances {2**31} cannot be used"),
+        (["--threads", str(2**31)], f"--threads {2**31} cannot be used"),
+        (["--gpus", f"0,{2**31}"], f"--gpus {2**31} cannot be used"),
+        (["--priority-levels", str(2**31)], f"--priority-levels {2**31} cannot be used"),
+        (["--queue-timeout", str(2**31)], f"--queue-timeout {2**31} cannot be used"),
+        (["--queue-size", str(2**31)], f"--queue-size {2**31} cannot be used"),
+        (["--versions", str(2**31)], f"--versions {2**31} cannot be used"),
         (["--version-number", str(2**70)], f"--version-number {2**70} cannot be used"),
         (["--buckets", "16,32"], "--buckets needs --tokenizer"),
         (["--truncate"], "--truncate needs --tokenizer"),
@@ -219,6 +225,22 @@ def test_an_engine_of_an_unknown_tensorrt_takes_the_release_that_the_user_states
 def test_an_engine_without_weights_is_refused(watch: Watch) -> None:
     make_artifact(watch.folder / "a", backend=TENSORRT, engine=EngineInfo(strip_weights=True), parity=PASSED)
     assert "holds an engine without weights" in watch.refusal(["package", "a", "--triton", "models"])
+
+
+def test_a_version_of_another_kind_does_not_come_beside_the_old_one(watch: Watch) -> None:
+    make_artifact(watch.folder / "a", parity=PASSED)
+    make_artifact(watch.folder / "b", backend=TENSORRT, parity=PASSED)
+    assert watch.run(["package", "a", "--triton", "models", "--cpu"])[0] == 0
+    err = watch.refusal(["package", "b", "--triton", "models", "--version-number", "2"])
+    assert "holds another model or configuration" in err
+
+
+def test_a_version_compatible_engine_says_how_to_start_its_server(watch: Watch) -> None:
+    engine = EngineInfo(version_compatible=True)
+    make_artifact(watch.folder / "a", backend=TENSORRT, engine=engine, parity=PASSED)
+    _, out, _ = watch.run(["package", "a", "--triton", "models"])
+    assert "note: start the server with --backend-config=tensorrt,version-compatible=true" in out
+    assert "only" not in out
 
 
 def test_plugins_and_caches_are_told(watch: Watch) -> None:

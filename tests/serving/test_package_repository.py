@@ -74,8 +74,8 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 def test_a_repository_says_which_model_is_which(tmp_path: Path, engine: FileSource) -> None:
     repository = tmp_path / "deep" / "models"
-    result = write_models(repository, [folder_of(engine, "b"), folder_of(engine, "a")])
-    assert (result.written, result.unchanged) == (("b", "a"), ())
+    written = write_models(repository, [folder_of(engine, "b"), folder_of(engine, "a")])
+    assert written == ("b", "a")
     manifest = load_repository(repository)
     assert [model.name for model in manifest.models] == ["a", "b"]
     model = manifest.model("a")
@@ -92,8 +92,8 @@ def test_the_same_again_changes_nothing(tmp_path: Path, engine: FileSource) -> N
     repository = tmp_path / "models"
     write_models(repository, [folder_of(engine)])
     times = {path: path.stat().st_mtime_ns for path in repository.rglob("*")}
-    result = write_models(repository, [folder_of(engine)])
-    assert (result.written, result.unchanged) == ((), ("m",))
+    written = write_models(repository, [folder_of(engine)])
+    assert written == ()
     assert {path: path.stat().st_mtime_ns for path in repository.rglob("*")} == times
 
 
@@ -120,6 +120,17 @@ def test_a_file_system_without_hard_links_gets_copies(
     assert damaged_models(tmp_path / "models", load_repository(tmp_path / "models")) == []
 
 
+def test_what_code_leaves_there_when_it_runs_is_no_damage(tmp_path: Path, engine: FileSource) -> None:
+    repository = tmp_path / "models"
+    write_models(repository, [folder_of(engine)])
+    (repository / "m/1/__pycache__").mkdir()
+    (repository / "m/1/__pycache__/model.cpython-312.pyc").write_bytes(b"code")
+    assert damaged_models(repository, load_repository(repository)) == []
+    assert write_models(repository, [folder_of(engine)]) == ()
+    (repository / "m/1/other.py").write_bytes(b"code")
+    assert damaged_models(repository, load_repository(repository)) == ["m"]
+
+
 def test_another_model_of_the_name_needs_force(tmp_path: Path, engine: FileSource) -> None:
     repository = tmp_path / "models"
     write_models(repository, [folder_of(engine)])
@@ -128,7 +139,7 @@ def test_another_model_of_the_name_needs_force(tmp_path: Path, engine: FileSourc
         write_models(repository, [folder_of(engine, batch=8)])
     assert "--force" in caught.value.fix
     assert files_below(repository) == before
-    assert write_models(repository, [folder_of(engine, batch=8)], force=True).written == ("m",)
+    assert write_models(repository, [folder_of(engine, batch=8)], force=True) == ("m",)
     assert "max_batch_size: 8" in (repository / "m/config.pbtxt").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"models", "source.engine"}
 

@@ -135,6 +135,15 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_pat
     assert caught.value.why == f"it has tokens up to {len(WORDS)}, and the model's table has {len(TABLE)} rows"
 
 
+def test_a_padding_token_that_the_model_has_no_row_for_is_refused(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path / "tokenizer")
+    tokenizer.enable_padding(pad_id=len(WORDS))
+    tokenizer.save(str(tmp_path / "tokenizer/tokenizer.json"))
+    with pytest.raises(InputError, match="is not this model's") as caught:
+        plan_text(open_case(tmp_path), TextOptions(tmp_path / "tokenizer"))
+    assert caught.value.why == f"it has tokens up to {len(WORDS)}, and the model's table has {len(TABLE)} rows"
+
+
 def test_a_folder_without_a_tokenizer_says_how_to_get_one(tmp_path: Path) -> None:
     artifact = open_case(tmp_path)
     with pytest.raises(InputError, match=r"it has no tokenizer\.json") as caught:

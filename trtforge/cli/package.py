@@ -14,7 +14,7 @@ from trtforge.cli.render import plain, print_json, print_table, progress_reporte
 
 if TYPE_CHECKING:
     from trtforge.packaging import ModelResult, PackageResult
-    from trtforge.serving.check import ModelCheck
+    from trtforge.serving.check import LoadCheck, ModelCheck
     from trtforge.serving.text.plan import TextOptions
 
 NAME = "package"
@@ -342,17 +342,17 @@ def _check_rows(check: ModelCheck | None) -> list[tuple[str, str]]:
         if not request.passed
     ]
     if check.load is not None:
-        load = check.load
-        verdict = "" if load.passed else "FAILED: "
-        others = f", {load.wrong} wrong" if load.wrong else ""
-        others += f", {load.turned_away} turned away by the queue's limits" if load.turned_away else ""
-        rows.append(
-            (
-                "check",
-                f"{verdict}{load.answered} of {load.sent} answered at once{others}, in batches of up to "
-                f"{load.largest_batch}" + (f"; {load.first_failure}" if load.first_failure else ""),
-            )
-        )
+        rows.append(("check", _load_text(check.load)))
     if check.note:
         rows.append(("check", check.note))
     return rows
+
+
+def _load_text(load: LoadCheck) -> str:
+    """What became of many requests at once."""
+    verdict = "" if load.passed else "FAILED: "
+    others = f", {load.wrong} wrong" if load.wrong else ""
+    others += f", {load.turned_away} turned away by the queue's limits" if load.turned_away else ""
+    failure = f"; {load.first_failure}" if load.first_failure else ""
+    batches = f"in batches of up to {load.largest_batch}"
+    return f"{verdict}{load.answered} of {load.sent} answered at once{others}, {batches}{failure}"

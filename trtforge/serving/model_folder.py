@@ -10,7 +10,7 @@ Names, order and types of inputs and outputs are the source's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from importlib import resources
 
 from trtforge.errors import InputError
@@ -255,7 +255,7 @@ def _output_shape(port: IoInfo, seen: Observation) -> tuple[int, ...]:
 
 
 def tensor_configs(
-    ports: Sequence[Port], max_batch_size: int, shape_tensors: frozenset[str] | set[str] = frozenset()
+    ports: Sequence[Port], max_batch_size: int, shape_tensors: Set[str] = frozenset()
 ) -> tuple[TensorConfig, ...]:
     """Inputs or outputs as the configuration has them.
 

@@ -157,19 +157,6 @@ class ModelFolder:
         return self.entry.model_copy(update={"files": dict(sorted(hashes.items()))})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WriteResult:
-    """What was done.
-
-    Attributes:
-        written: names of models that were written.
-        unchanged: names of models that were there already.
-    """
-
-    written: tuple[str, ...]
-    unchanged: tuple[str, ...]
-
-
 def load_repository(repository: Path) -> RepositoryManifest:
     """What trtforge wrote into a repository.
 
@@ -186,13 +173,16 @@ def load_repository(repository: Path) -> RepositoryManifest:
     return validate(RepositoryManifest, parse_json(read_text(path, "repository"), str(path)), str(path))
 
 
-def write_models(repository: Path, folders: Sequence[ModelFolder], force: bool = False) -> WriteResult:
-    """Write models into a repository; those that are there with the same content are left.
+def write_models(repository: Path, folders: Sequence[ModelFolder], force: bool = False) -> tuple[str, ...]:
+    """Write models into a repository, and say which; those that are there with the same content are left.
 
     Args:
         repository: made where it is missing.
         folders: the models.
         force: replace models of the same name; never a folder that trtforge did not write.
+
+    Returns:
+        Names of the models that were written, in the order of the folders.
 
     Raises:
         InputError: a name is taken, or the place is no folder.
@@ -214,16 +204,17 @@ def write_models(repository: Path, folders: Sequence[ModelFolder], force: bool =
         with locked(repository):
             known = _known_models(repository)
             described = {folder.entry.name: folder.described() for folder in folders}
-            unchanged = [name for name in names if _holds(repository / name, described[name])]
-            changed = [folder for folder in folders if folder.entry.name not in unchanged]
+            changed = [
+                folder for folder in folders if not _holds(repository / folder.entry.name, described[folder.entry.name])
+            ]
             for folder in changed:
                 _check_free(repository, folder, known.get(folder.entry.name), force)
             _put(repository, changed)
             models = tuple(sorted({**known, **described}.values(), key=lambda entry: entry.name))
             manifest = RepositoryManifest(trtforge_version=__version__, models=models)
-            if not (not changed and known == {entry.name: entry for entry in models}):
+            if changed or known != {entry.name: entry for entry in models}:
                 replace_file(repository / REPOSITORY_NAME, manifest.to_json())
-    return WriteResult(tuple(folder.entry.name for folder in changed), tuple(unchanged))
+    return tuple(folder.entry.name for folder in changed)
 
 
 def replace_config(repository: Path, name: str, text: str) -> None:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import ml_dtypes  # noqa: F401 - makes bfloat16 a numpy type
 import numpy as np
 
 from trtforge.errors import InputError
@@ -63,11 +64,7 @@ def request_values(
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
-    """numpy's type of a name; bfloat16 is that of ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
+    """numpy's type of a name, "bfloat16" among them."""
     dtype: np.dtype[Any] = np.dtype(name)
     return dtype
 

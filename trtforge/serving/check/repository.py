@@ -27,6 +27,8 @@ from trtforge.serving.triton.server import TritonServer
 
 # Requests that are sent at once to each model; as many as the server's statistics need to show what it does.
 NUM_REQUESTS = 64
+# Seconds for the models to load.
+_START_TIMEOUT_S = 600.0
 
 
 def check_repository(
@@ -37,7 +39,6 @@ def check_repository(
     *,
     artifacts: Mapping[str, Path] | None = None,
     num_requests: int = NUM_REQUESTS,
-    start_timeout_s: float = 600.0,
 ) -> CheckResult:
     """Start the server, check models, and stop it.
 
@@ -49,7 +50,6 @@ def check_repository(
         artifacts: folder of the artifact by name of the model, for the graph that answers are compared with; a model
             that runs on ONNX Runtime brings its own.
         num_requests: sent at once to each model.
-        start_timeout_s: for the models to load.
 
     Raises:
         InputError: no such model, or files that are not those that were written.
@@ -64,7 +64,7 @@ def check_repository(
         report(Event("start Triton"))
         with TritonServer(install, repository, log=log, arguments=arguments) as server:
             try:
-                server.wait_ready(start_timeout_s)
+                server.wait_ready(_START_TIMEOUT_S)
             except UnavailableError as err:
                 return CheckResult(install.version, _failed_to_load(chosen, err, server.failed_models()))
             with TritonClient(server.grpc, "grpc") as client:
@@ -75,6 +75,22 @@ def check_repository(
                     check = _check_model(client, repository, manifest, entry, artifacts or {}, num_requests)
                     checks.append(check if server.is_alive() else _died(check, server))
     return CheckResult(version, tuple(checks))
+
+
+def require_gpu(what: str) -> None:
+    """Refuse to check what needs a GPU where there is none.
+
+    Args:
+        what: models or artifacts, as the message names them.
+
+    Raises:
+        UnavailableError: there is no GPU.
+    """
+    try:
+        find_gpus()
+    except UnavailableError as err:
+        fix = "check on the machine that serves it, or package with --cpu, which runs the same graph here"
+        raise UnavailableError(f"{what} cannot be checked here: {err.what}", err.why, fix) from err
 
 
 def _check_model(
@@ -97,7 +113,7 @@ def _died(check: ModelCheck, server: TritonServer) -> ModelCheck:
 
 
 def _choose(repository: Path, manifest: RepositoryManifest, names: Sequence[str] | None) -> list[PackagedModel]:
-    """The models to check, those that others are asked by first."""
+    """The models to check, those first that a text front asks."""
     known = {entry.name: entry for entry in manifest.models}
     for name in names or ():
         if name not in known:
@@ -108,7 +124,7 @@ def _choose(repository: Path, manifest: RepositoryManifest, names: Sequence[str]
             facts = load_text_file(repository / name / str(known[name].version) / TEXT_FILE_NAME)
             wanted |= {bucket.model for bucket in facts.buckets}
     chosen = [entry for entry in manifest.models if entry.name in wanted]
-    damaged = sorted({entry.name for entry in chosen} & set(damaged_models(repository, manifest)))
+    damaged = damaged_models(repository, manifest.model_copy(update={"models": tuple(chosen)}))
     if damaged:
         raise InputError(
             f"{', '.join(damaged)} in {repository} is not what was packaged",
@@ -117,11 +133,7 @@ def _choose(repository: Path, manifest: RepositoryManifest, names: Sequence[str]
         )
     needs_gpu = [entry.name for entry in chosen if entry.needs_gpu]
     if needs_gpu:
-        try:
-            find_gpus()
-        except UnavailableError as err:
-            fix = "check on the machine that serves it, or package with --cpu, which runs the same graph here"
-            raise UnavailableError(f"{', '.join(needs_gpu)} cannot be checked here: {err.what}", err.why, fix) from err
+        require_gpu(", ".join(needs_gpu))
     return sorted(chosen, key=lambda entry: entry.kind == "text")
 
 

@@ -25,7 +25,7 @@ from trtforge.serving.deploy.server import (
 from trtforge.serving.deploy.spec import DeploymentSpec
 
 _LOOPBACK = "127.0.0.1"
-# Releases with long support at the time of writing.
+# Exact releases, so that the same repository makes the same deployment; Prometheus' is one with long support.
 _PROMETHEUS_IMAGE = "prom/prometheus:v3.5.0"
 _GRAFANA_IMAGE = "grafana/grafana:12.0.2"
 _GRAFANA_PORT = 3000

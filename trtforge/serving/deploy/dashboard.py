@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from trtforge.hashing import fingerprint
 from trtforge.serving.deploy import queries as q
 from trtforge.serving.deploy.spec import DeploymentSpec
 
@@ -47,7 +48,8 @@ def dashboard(spec: DeploymentSpec) -> dict[str, Any]:
     panels = [*_load_panels(), *_time_panels(), *_text_panels(spec), *_machine_panels(spec)]
     return {
         "title": f"Triton: {spec.name}",
-        "uid": f"trtforge-{spec.name}"[:40],
+        # Grafana takes 40 characters: two long names, cut to that, could be one.
+        "uid": fingerprint(spec.name)[:40],
         "tags": ["triton", DASHBOARD_TAG],
         "schemaVersion": _SCHEMA_VERSION,
         "editable": True,
@@ -60,7 +62,7 @@ def dashboard(spec: DeploymentSpec) -> dict[str, Any]:
 
 
 def _load_panels() -> list[_Panel]:
-    errors = f"sum(rate({q.FAILURE}{{{_MODELS}}}[{_WINDOW}])) by (model, reason)"
+    errors = q.rate(q.FAILURE, _MODELS, _WINDOW, "model, reason")
     return [
         _Panel(
             "Throughput",

@@ -124,8 +124,8 @@ def deployment_files(spec: DeploymentSpec, repository: Path, folder: Path, form:
     texts[DASHBOARD_NAME] = json.dumps(dashboard(spec), indent=1) + "\n"
     if needs_build(spec):
         texts[DOCKERFILE_NAME] = f"{_MARK}\n{dockerfile(spec)}"
-    if needs_build(spec) and spec.requirements:
-        texts[REQUIREMENTS_NAME] = "\n".join((_MARK, *spec.requirements)) + "\n"
+        if spec.requirements:
+            texts[REQUIREMENTS_NAME] = "\n".join((_MARK, *spec.requirements)) + "\n"
     return texts
 
 

@@ -109,7 +109,7 @@ def _network_comment(spec: DeploymentSpec) -> tuple[str, ...]:
     return (
         "Requests come from this namespace; add a `from` for an ingress controller in another.",
         f"Metrics go to the namespace {spec.monitoring_namespace} alone. A server calls "
-        + ("its Redis cache only." if spec.cache.host else "nobody."),
+        + (f"port {spec.cache.port}, of its Redis cache, and DNS." if spec.cache.host else "nobody."),
     )
 
 

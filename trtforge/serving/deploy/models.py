@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtforge.serving.deploy.names import CHECKSUMS_SUFFIX
 from trtforge.serving.deploy.server import CONTAINER_SECURITY, MODELS_PATH, POD_SECURITY, metadata
 from trtforge.serving.deploy.spec import DeploymentSpec
 
-CHECKSUMS_NAME = "-model-checksums"
+CHECKSUMS_NAME = "SHA256SUMS"
 CHECKSUMS_PATH = "/checksums"
 # Room for the repository, and for a second one beside it while models are replaced.
 _COPIES = 2
@@ -40,8 +41,8 @@ def checksums(spec: DeploymentSpec) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(spec, CHECKSUMS_NAME),
-        "data": {"SHA256SUMS": lines},
+        "metadata": metadata(spec, CHECKSUMS_SUFFIX),
+        "data": {CHECKSUMS_NAME: lines},
     }
 
 

@@ -14,8 +14,9 @@ _VERSION = r"[0-9]+(?:\.[0-9]+)*"
 _TARGET = r"sm_[1-9][0-9]{1,2}"
 _LABEL_LENGTH = 63
 _SUBDOMAIN_LENGTH = 253
-# What is appended to the deployment's name at most: "-model-checksums".
-_LONGEST_SUFFIX = len("-model-checksums")
+# Of the ConfigMap of checksums; nothing longer is appended to a deployment's name.
+CHECKSUMS_SUFFIX = "-model-checksums"
+_LONGEST_NAME = _LABEL_LENGTH - len(CHECKSUMS_SUFFIX)
 _CPU = r"[1-9][0-9]{0,5}m?|(?!0+\.0+$)[0-9]{1,6}\.[0-9]{1,3}"
 _BYTES = r"([1-9][0-9]{0,14})(Ki|Mi|Gi|Ti|k|M|G|T)?"
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -31,7 +32,7 @@ def deployment_name(text: str) -> str:
     """An RFC 1035 label from a model's name, e.g. "minilm-l6" from "MiniLM_L6"."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     named = label if re.match("[a-z]", label) else f"triton-{label}"
-    return named[: _LABEL_LENGTH - _LONGEST_SUFFIX].strip("-")
+    return named[:_LONGEST_NAME].strip("-")
 
 
 def check_deployment_name(name: str) -> None:
@@ -40,7 +41,7 @@ def check_deployment_name(name: str) -> None:
     Raises:
         InputError: as for all of these checks, with what is allowed.
     """
-    _check_name(name, _SERVICE, _LABEL_LENGTH - _LONGEST_SUFFIX, "the deployment's name", "minilm")
+    _check_name(name, _SERVICE, _LONGEST_NAME, "the deployment's name", "minilm")
 
 
 def check_namespace(name: str, what: str = "the namespace") -> None:

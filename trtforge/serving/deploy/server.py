@@ -79,7 +79,7 @@ def labels(spec: DeploymentSpec) -> dict[str, str]:
     return {"app.kubernetes.io/name": "triton", "app.kubernetes.io/instance": spec.name}
 
 
-def metadata(spec: DeploymentSpec, suffix: str = "", **more: Any) -> dict[str, Any]:
+def metadata(spec: DeploymentSpec, suffix: str = "") -> dict[str, Any]:
     """An object's metadata; `suffix` is appended to the deployment's name."""
     place = {} if spec.namespace is None else {"namespace": spec.namespace}
-    return {"name": spec.name + suffix, **place, "labels": labels(spec), **more}
+    return {"name": spec.name + suffix, **place, "labels": labels(spec)}

@@ -157,9 +157,8 @@ class DeploymentSpec:
                 "an engine needs a GPU, and other models use none",
                 "give another number of GPUs, or package with --cpu",
             )
-        engines = [model for model in self.models if model.needs_gpu and not model.local_files]
-        if engines and not self.targets:
-            each = "; ".join(f"{model.name}: {', '.join(model.targets)}" for model in engines)
+        if self._built_engines and not self.targets:
+            each = "; ".join(f"{model.name}: {', '.join(model.targets)}" for model in self._built_engines)
             raise InputError(
                 "no GPU runs every engine of the repository", each, "name the GPU to deploy for: --gpu sm_86"
             )
@@ -175,8 +174,13 @@ class DeploymentSpec:
 
         Empty without an engine; one that was built where it is served is for the GPU of that machine.
         """
-        engines = [set(model.targets) for model in self.models if model.needs_gpu and not model.local_files]
+        engines = [set(model.targets) for model in self._built_engines]
         return tuple(sorted(set.intersection(*engines), key=lambda name: int(name[3:]))) if engines else ()
+
+    @property
+    def _built_engines(self) -> tuple[PackagedModel, ...]:
+        """Models whose engine was packaged, and not built where it is served."""
+        return tuple(model for model in self.models if model.needs_gpu and not model.local_files)
 
     @property
     def entries(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtforge.serving.deploy.models import CHECKSUMS_NAME, CHECKSUMS_PATH, model_mounts, model_volumes
+from trtforge.serving.deploy.names import CHECKSUMS_SUFFIX
 from trtforge.serving.deploy.server import (
     CONTAINER_SECURITY,
     DRAIN_S,
@@ -76,7 +77,7 @@ def _pod(spec: DeploymentSpec) -> dict[str, Any]:
         "containers": [_server_container(spec)],
         "volumes": [
             *model_volumes(spec),
-            {"name": "checksums", "configMap": {"name": spec.name + CHECKSUMS_NAME}},
+            {"name": "checksums", "configMap": {"name": spec.name + CHECKSUMS_SUFFIX}},
             {"name": "tmp", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.resources.shared_memory}},
         ],
@@ -104,7 +105,7 @@ def _check_container(spec: DeploymentSpec) -> dict[str, Any]:
     return {
         "name": "check-models",
         "image": spec.image,
-        "command": ["sha256sum", "--check", "--quiet", "--strict", f"{CHECKSUMS_PATH}/SHA256SUMS"],
+        "command": ["sha256sum", "--check", "--quiet", "--strict", f"{CHECKSUMS_PATH}/{CHECKSUMS_NAME}"],
         "workingDir": MODELS_PATH,
         "securityContext": CONTAINER_SECURITY,
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}},
@@ -195,7 +196,10 @@ def disruption_budget(spec: DeploymentSpec) -> dict[str, Any]:
 
 
 def network_policy(spec: DeploymentSpec) -> dict[str, Any]:
-    """Requests from the own namespace, metrics for Prometheus alone, and no way out except to the Redis cache."""
+    """Requests from the own namespace, metrics for Prometheus' alone, and no way out.
+
+    A Redis cache is known by its host's name, which a policy cannot name: its port is open to any host, and so is DNS.
+    """
     egress: list[dict[str, Any]] = []
     if spec.cache.host:
         egress = [

@@ -11,7 +11,9 @@ Each bucket is a model of its own, with its own memory, so fewer are better.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -127,19 +129,34 @@ def measured_buckets(
     least = 1.0
     for step in (_STEP, 1):
         rounded = [_into_a_span(min(-(-length // step) * step, high), spans) for length in found]
-        for number in range(1, MAX_BUCKETS + 1):
-            lengths = choose_buckets(rounded, number, lambda sizes: sizes, high).caps
-            count = count_padding(found, lengths)
-            least = min(least, count.padding)
-            if count.padding <= max_padding:
-                return LengthBuckets(lengths, f"fewest with at most {max_padding:.1%} padding on {source}", count)
-            if len(lengths) < number:
-                break
+        lengths, count = _fewest_buckets(found, rounded, high, max_padding)
+        if count.padding <= max_padding:
+            return LengthBuckets(lengths, f"fewest with at most {max_padding:.1%} padding on {source}", count)
+        least = min(least, count.padding)
     raise InputError(
         f"--max-padding {max_padding} cannot be kept",
         f"the least that {MAX_BUCKETS} buckets from {low} to {high} tokens give on {source} is {least:.3f}",
         f"give {np.ceil(least * 1000) / 1000:.3f} or more, or build with a profile that starts at a shorter length",
     )
+
+
+def _fewest_buckets(
+    found: Sequence[int], rounded: Sequence[int], high: int, max_padding: float
+) -> tuple[tuple[int, ...], PaddingCount]:
+    """The fewest buckets at rounded lengths that keep the bound, and their cost; the most there may be if none do."""
+
+    @functools.cache
+    def count_with(number: int) -> tuple[tuple[int, ...], PaddingCount]:
+        lengths = choose_buckets(rounded, number, lambda sizes: sizes, high).caps
+        return lengths, count_padding(found, lengths)
+
+    # One more bucket never pads more, so not every number is tried; few cost the least to try.
+    most = 1
+    while most < MAX_BUCKETS and count_with(most)[1].padding > max_padding:
+        most = min(2 * most, MAX_BUCKETS)
+    numbers = range(most // 2 + 1, most)
+    failed = bisect.bisect_left(numbers, -max_padding, key=lambda number: -count_with(number)[1].padding)
+    return count_with(numbers.start + failed)
 
 
 def default_buckets(spans: Sequence[tuple[int, int]]) -> LengthBuckets:

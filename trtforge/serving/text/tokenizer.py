@@ -25,7 +25,7 @@ from trtforge.textfile import kind_of
 TOKENIZER_NAME = "tokenizer.json"
 _SERVICE = "trtforge.serving.text.tokenizer:SERVICE"
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
-# Characters of the texts of one call, which take up to 6 bytes each on the way to the child.
+# Characters of the texts of one call, which take up to 12 bytes each on the way to the child.
 _CHUNK_CHARS = 2**22
 # Seconds for one call, which takes a few.
 _TIMEOUT_S = 600.0
@@ -54,7 +54,7 @@ class TextTokenizer:
     Attributes:
         source: the file.
         pad_id: of the token that fills a row up.
-        largest_id: of all tokens.
+        largest_id: of all tokens, and of the one that fills a row up.
         truncation: tokens that the file itself would cut a text to; None where it does not.
 
     Raises:
@@ -160,7 +160,8 @@ def _handle_load(meta: Meta, _: Arrays, __: Callable[[Meta], None]) -> tuple[Met
     pad_id = padding["pad_id"] if padding else next((number for number in known if number is not None), 0)
     _tokenizer.no_padding()
     _tokenizer.no_truncation()
-    largest = max(_tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    # A tokenizer may pad with a token that is not in its vocabulary.
+    largest = max(pad_id, *_tokenizer.get_vocab(with_added_tokens=True).values())
     return {"pad_id": pad_id, "largest_id": largest, "truncation": truncation.get("max_length")}, {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -67,8 +68,10 @@ class TritonClient:
         self.url = url
         self._protocol = protocol
         self._timeout_s = timeout_s
+        # Over HTTP the connection has the limit, over gRPC each call.
+        self._limit = {"client_timeout": timeout_s} if protocol == "grpc" else {}
         try:
-            self._api = _import_api(protocol)
+            self._api = importlib.import_module(f"tritonclient.{protocol}")
         except ModuleNotFoundError as err:
             raise missing_extra(err.name or "tritonclient", "serving") from err
         if protocol == "http":
@@ -133,9 +136,8 @@ class TritonClient:
         """
         inputs = [self._input_from_array(name, array) for name, array in feeds.items()]
         wanted = None if outputs is None else [self._api.InferRequestedOutput(name) for name in outputs]
-        limit = {"client_timeout": self._timeout_s} if self._protocol == "grpc" else {}
         with self._translated(f"a request to {model}"):
-            result = self._client.infer(model, inputs, model_version=version, outputs=wanted, **limit)
+            result = self._client.infer(model, inputs, model_version=version, outputs=wanted, **self._limit)
         response = result.get_response()
         if self._protocol == "http":
             names = [str(output["name"]) for output in response.get("outputs", [])]
@@ -167,9 +169,8 @@ class TritonClient:
         return self._api.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
     def _ask(self, what: str, method: Callable[..., Any], *arguments: str) -> Any:
-        limit = {"client_timeout": self._timeout_s} if self._protocol == "grpc" else {}
         with self._translated(what):
-            answer = method(*arguments, **limit)
+            answer = method(*arguments, **self._limit)
         return answer if self._protocol == "http" else _dict_from_message(answer)
 
     @contextmanager
@@ -205,16 +206,6 @@ class TritonClient:
     def _late(self, what: str) -> RequestError:
         why = f"it took longer than {self._timeout_s:g} s"
         return RequestError("timeout", f"{self.url} did not answer {what}", why, "give it more time, or less work")
-
-
-def _import_api(protocol: Protocol) -> Any:
-    if protocol == "http":
-        from tritonclient import http
-
-        return http
-    from tritonclient import grpc
-
-    return grpc
 
 
 def _dict_from_message(message: Any) -> dict[str, Any]:

@@ -166,13 +166,13 @@ class TritonServer:
         """Why models failed to load, by name, in the server's own words."""
         return failed_models(self._log_text())
 
-    def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+    def stop(self) -> None:
         """End the server and its models' processes; harmless when repeated."""
         self._is_stopped = True
         if self.is_alive():
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
+                self._process.wait(_STOP_TIMEOUT_S)
         self._kill()
 
     def __enter__(self) -> Self:

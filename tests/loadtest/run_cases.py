@@ -28,7 +28,25 @@ from trtforge.loadtest.traffic import LengthBucket, Traffic
 
 SERVICE_MS = 8.0  # median of an answer with one user
 BUCKETS = {"8-32": 1.0, "33-128": 1.8, "129-256": 3.4}  # latency against that of the shortest
-CONFIG = {"name": "minilm", "max_batch_size": 32, "dynamic_batching": {"max_queue_delay_microseconds": 500}}
+ENVIRONMENT = Environment(
+    trtforge="0.6.0",
+    python="3.11.2",
+    locust="2.47.0",
+    tritonclient="2.73.0",
+    client_cpu="Xeon",
+    client_cores=2,
+    started_at="2026-12-01T08:00:00+00:00",
+)
+SERVER = ServerInfo(url="http://127.0.0.1:8000", name="triton", version="2.51.0", is_local=True, gpus=())
+MODEL = ModelUnderTest(
+    name="minilm",
+    version="1",
+    platform="python",
+    is_decoupled=False,
+    config={"name": "minilm", "max_batch_size": 32, "dynamic_batching": {"max_queue_delay_microseconds": 500}},
+    config_sha256="c" * 64,
+    artifact_sha256="a" * 64,
+)
 
 
 def make_run(
@@ -68,32 +86,16 @@ def make_run(
         ]
         steps.append(Step(load=load, batch=1, measurements=tuple(measured)))
     run = Run(
-        environment=Environment(
-            trtforge="0.6.0",
-            python="3.11.2",
-            locust="2.47.0",
-            tritonclient="2.73.0",
-            client_cpu="Xeon",
-            client_cores=2,
-            started_at="2026-12-01T08:00:00+00:00",
-        ),
-        server=ServerInfo(url="http://127.0.0.1:8000", name="triton", version="2.51.0", is_local=True, gpus=()),
-        model=ModelUnderTest(
-            name="minilm",
-            version="1",
-            platform="python",
-            is_decoupled=False,
-            config=CONFIG,
-            config_sha256="c" * 64,
-            artifact_sha256="a" * 64,
-        ),
+        environment=ENVIRONMENT,
+        server=SERVER,
+        model=MODEL,
         protocol="http",
         traffic=Traffic(
             model="minilm", lengths=tuple(_bucket(name) for name in BUCKETS), duration_s=seconds, repeats=repeats
         ),
         traffic_sha256="7" * 64,
         files={},
-        objectives=tuple(str(objective) for objective in parse_objectives(objectives)) if objectives else (),
+        objectives=tuple(str(objective) for objective in parse_objectives(objectives)),
         repeats=repeats,
         failure=None,
         steps=tuple(steps),
@@ -136,10 +138,10 @@ def _measurement(
     rate = in_flight / middle * 1e3 * 0.8 if load.kind == "closed" else load.end
     count = int(rate * seconds)
     by_bucket = {name: middle * ratio * np.exp(random.normal(0, 0.25, count // 3)) for name, ratio in BUCKETS.items()}
-    cells = []
+    cells, right = [], []
     for name, values in by_bucket.items():
         kept = values[int(error_share * len(values)) :]
-        levels = _levels(objectives, kept, len(values))
+        right.append(kept)
         cells.append(
             Cell(
                 bucket=name,
@@ -147,10 +149,10 @@ def _measurement(
                 requests=len(values),
                 ok=len(kept),
                 latency=latency_of(kept),
-                service_levels=levels,
+                service_levels=_levels(objectives, kept, len(values)),
             )
         )
-    everything = np.concatenate([values[int(error_share * len(values)) :] for values in by_bucket.values()])
+    everything = np.concatenate(right)
     requests = sum(cell.requests for cell in cells)
     failed = requests - len(everything)
     errors = (ErrorCount(kind="timeout", text="no answer in time", count=failed, example="no answer within 10 s"),)
@@ -182,7 +184,7 @@ def _levels(objectives: Sequence[str], kept: np.ndarray, requests: int) -> tuple
             share=float((kept <= objective.limit_ms).sum() / requests),
             is_met=objective.is_met(latency_of(kept).statistics_ms) and len(kept) == requests,
         )
-        for objective in (parse_objectives(objectives) if objectives else ())
+        for objective in parse_objectives(objectives)
     )
 
 

@@ -13,7 +13,7 @@ from tune_cases import BATCHED, Formula
 
 from trtforge.cli.app import run
 from trtforge.errors import InputError, TrtForgeError
-from trtforge.limits import DEFAULT_LIMITS
+from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.loadtest.objective import Objective
 from trtforge.loadtest.traffic import Traffic
 from trtforge.loadtest.tune import TuneSpec, tune
@@ -286,6 +286,11 @@ def test_model_without_batches_has_nothing_to_tune(repository: Path, triton_inst
     with pytest.raises(InputError, match="not clear which model") as caught:
         tune(spec_of(repository, triton_install, traffic=None))
     assert "alone, steady" in caught.value.why
+
+
+def test_limits_hold_for_the_traffic_file(repository: Path, triton_install: TritonInstall) -> None:
+    with pytest.raises(InputError, match=r"traffic .* is too large"):
+        tune(spec_of(repository, triton_install, limits=Limits(text_bytes=8)))
 
 
 def test_several_batch_sizes_in_turn_are_refused(repository: Path, triton_install: TritonInstall) -> None:

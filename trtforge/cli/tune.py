@@ -110,6 +110,7 @@ def command(
 
 
 def _print_result(result: TuneResult, output: Path) -> None:
+    from trtforge.loadtest.tune import PAGE_NAME
     from trtforge.loadtest.tuning.page import candidate_rows
 
     print_table([("settings", "answers/s", "mean batch", "queue", "compute", "padding"), *candidate_rows(result)])
@@ -118,7 +119,7 @@ def _print_result(result: TuneResult, output: Path) -> None:
     if result.diff:
         sys.stdout.write(f"{_plain_lines(result.diff)}\n")
         sys.stdout.write("written into the repository\n" if result.is_applied else "write it with --apply\n")
-    sys.stdout.write(f"report: {output / 'report.html'}\n")
+    sys.stdout.write(f"report: {plain(str(output / PAGE_NAME))}\n")
 
 
 def _plain_lines(text: str) -> str:

@@ -53,15 +53,9 @@ def log_spread(first: Sequence[float], second: Sequence[float]) -> float | None:
     Returns:
         None where a group has too few values to tell, or one is not positive.
     """
-    if min(len(first), len(second)) < MIN_REPEATS or min(*first, *second) <= 0:
+    if not _have_ratios(first, second):
         return None
-    squares = sum(
-        (math.log(value) - mean) ** 2
-        for group in (first, second)
-        for mean in (statistics.fmean(map(math.log, group)),)
-        for value in group
-    )
-    return math.sqrt(squares / (len(first) + len(second) - 2))
+    return _pooled_deviation([math.log(value) for value in first], [math.log(value) for value in second])
 
 
 def band(spread: float, num_first: int, num_second: int, least: float) -> Band:
@@ -72,8 +66,7 @@ def band(spread: float, num_first: int, num_second: int, least: float) -> Band:
         num_first, num_second: values of each group.
         least: that the band holds whatever the spread, as a share.
     """
-    width = _t(num_first + num_second - 2) * spread * math.sqrt(1 / num_first + 1 / num_second)
-    return Band(min(math.expm1(-width), -least), max(math.expm1(width), least))
+    return _ratio_band(_t(num_first + num_second - 2) * spread * math.sqrt(1 / num_first + 1 / num_second), least)
 
 
 def paired_band(first: Sequence[float], second: Sequence[float], least: float) -> Band | None:
@@ -82,20 +75,18 @@ def paired_band(first: Sequence[float], second: Sequence[float], least: float) -
     Returns:
         None where there are too few pairs to tell, or a value is not positive.
     """
-    if min(len(first), len(second)) < MIN_REPEATS or min(*first, *second) <= 0:
+    if not _have_ratios(first, second):
         return None
     ratios = [math.log(after / before) for before, after in zip(first, second, strict=True)]
-    width = _t(len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    return Band(min(math.expm1(-width), -least), max(math.expm1(width), least))
+    return _ratio_band(_t(len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios)), least)
 
 
 def plain_band(first: Sequence[float], second: Sequence[float]) -> float:
     """The half width of the band of a difference of two means; 0 where a group has too few values to tell."""
     if min(len(first), len(second)) < MIN_REPEATS:
         return 0.0
-    freedom = len(first) + len(second) - 2
-    squares = sum((value - statistics.fmean(group)) ** 2 for group in (first, second) for value in group)
-    return _t(freedom) * math.sqrt(squares / freedom * (1 / len(first) + 1 / len(second)))
+    spread = _pooled_deviation(first, second)
+    return _t(len(first) + len(second) - 2) * spread * math.sqrt(1 / len(first) + 1 / len(second))
 
 
 def rate_band(num_failed: int, num_first: int, num_second: int) -> float:
@@ -108,6 +99,23 @@ def rate_band(num_failed: int, num_first: int, num_second: int) -> float:
     total = num_first + num_second
     share = min((num_failed + 1) / total, 1.0)
     return _t(30) * math.sqrt(share * (1 - share) * (1 / num_first + 1 / num_second))
+
+
+def _have_ratios(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether there are enough values to tell a spread, and all of them are positive."""
+    return min(len(first), len(second)) >= MIN_REPEATS and min(*first, *second) > 0
+
+
+def _pooled_deviation(first: Sequence[float], second: Sequence[float]) -> float:
+    """The standard deviation of two groups, each about its own mean."""
+    means = ((group, statistics.fmean(group)) for group in (first, second))
+    squares = sum((value - mean) ** 2 for group, mean in means for value in group)
+    return math.sqrt(squares / (len(first) + len(second) - 2))
+
+
+def _ratio_band(width: float, least: float) -> Band:
+    """The band of a ratio whose logarithm lies within `width` of 0."""
+    return Band(min(math.expm1(-width), -least), max(math.expm1(width), least))
 
 
 def _t(freedom: int) -> float:

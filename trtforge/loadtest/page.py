@@ -6,7 +6,6 @@ import json
 
 from trtforge.loadtest import page_change, page_client, page_server
 from trtforge.loadtest.compare import Comparison
-from trtforge.loadtest.noise import center
 from trtforge.loadtest.page_figures import (
     Names,
     error_share,
@@ -17,6 +16,7 @@ from trtforge.loadtest.page_figures import (
     pre,
     share,
     statistic,
+    throughput,
 )
 from trtforge.loadtest.results import Run, Step
 from trtforge.report.document import document, resource
@@ -111,8 +111,7 @@ def _verdict(run: Run, comparison: Comparison | None) -> tuple[str, str, list[st
     if comparison is not None and not comparison.passed:
         return "REGRESSION", "bad", texts
     if run.num_failed:
-        requests = sum(one.requests for step in run.steps for one in step.measurements)
-        failed = f"{run.num_failed:,} of {requests:,} requests have no right answer."
+        failed = f"{run.num_failed:,} of {_num_requests(run):,} requests have no right answer."
         return "WITH ERRORS", "unknown", [failed, *texts]
     return "NO ERRORS", "good", texts or ["Every request was answered. No objective was given (--slo)."]
 
@@ -125,26 +124,22 @@ def _objective_texts(run: Run) -> list[str]:
     met = _best_step(run)
     if met is None:
         return [f"No step meets {named}."]
-    return [f"{named}: met with at most {per_second(_rate(met))} answers/s, at {Names(run).step(met)}."]
+    return [f"{named}: met with at most {per_second(throughput(met))} answers/s, at {Names(run).step(met)}."]
 
 
 def _best_step(run: Run) -> Step | None:
     """The step with the highest throughput of those that meet every objective."""
     meeting = [step for step in run.steps if step.measurements and meets(step)]
-    return max(meeting, key=_rate, default=None)
-
-
-def _rate(step: Step) -> float:
-    return center([one.throughput for one in step.measurements])
+    return max(meeting, key=throughput, default=None)
 
 
 def _key_figures(run: Run) -> Html:
     steps = [step for step in run.steps if step.measurements]
     if not steps:
         return NOTHING
-    names, fastest = Names(run), max(steps, key=_rate)
+    names, fastest = Names(run), max(steps, key=throughput)
     cards = [
-        ("highest throughput", per_second(_rate(fastest)), names.step(fastest)),
+        ("highest throughput", per_second(throughput(fastest)), names.step(fastest)),
         ("answers/s within the objective", *_within(run)) if run.objectives else None,
         *(_tail_card(step, names) for step in (steps[0], steps[-1])[: len(steps)]),
         ("without a right answer", share(run.num_failed / max(_num_requests(run), 1)), f"of {_num_requests(run):,}"),
@@ -159,7 +154,7 @@ def _within(run: Run) -> tuple[str, str]:
     step = _best_step(run)
     if step is None:
         return "none", "no step meets it"
-    return per_second(_rate(step)), Names(run).step(step)
+    return per_second(throughput(step)), Names(run).step(step)
 
 
 def _tail_card(step: Step, names: Names) -> tuple[str, str, str] | None:

@@ -18,6 +18,7 @@ from trtforge.loadtest.page_figures import (
     percentile_text,
     share,
     statistic,
+    throughput,
 )
 from trtforge.loadtest.results import Cell, ErrorCount, Run, ServiceLevel, Step
 from trtforge.report.markup import NOTHING, Column, Html, block, code, el, join, note, section, table
@@ -37,7 +38,7 @@ def load(run: Run) -> Html:
         limit = _limit(run)
         unit = "requests/s" if steps[0].load.kind == "open" else "users"
         over_load = _latency_lines(steps, lambda step: step.load.end)
-        over_rate = _latency_lines(steps, _throughput)
+        over_rate = _latency_lines(steps, throughput)
         pair = el(
             "div",
             charts.line_chart(over_load, (unit, "latency, ms"), "setting", limit=limit),
@@ -158,15 +159,11 @@ def _latency_lines(steps: Sequence[Step], across: Callable[[Step], float]) -> li
         for step in steps:
             found = over_repeats(step, statistic(name))
             if found is not None:
-                about = f"{step.key}: {milliseconds(found[0])} at {per_second(_throughput(step))} answers/s"
+                about = f"{step.key}: {milliseconds(found[0])} at {per_second(throughput(step))} answers/s"
                 span = found[1:] if len(step.measurements) > 1 else (None, None)
                 points.append(Point(across(step), found[0], about, *span))
         lines.append(Line(name, tuple(points), COLOURS[name]))
     return [line for line in lines if line.points]
-
-
-def _throughput(step: Step) -> float:
-    return center([one.throughput for one in step.measurements])
 
 
 def _limit(run: Run) -> float | None:
@@ -192,7 +189,7 @@ def _steps_table(run: Run) -> Html:
             [
                 names.step(step),
                 f"{sum(one.requests for one in step.measurements):,}",
-                per_second(_throughput(step)),
+                per_second(throughput(step)),
                 per_second(samples),
                 *(percentile_text(latencies, name) for name in STATISTICS),
                 milliseconds(max(largest, default=None)),

@@ -67,6 +67,11 @@ def over_repeats(step: Step, value: Callable[[Measurement], float | None]) -> tu
     return center(values), min(values), max(values)
 
 
+def throughput(step: Step) -> float:
+    """Right answers per second, over the repeats of a step."""
+    return center([one.throughput for one in step.measurements])
+
+
 def statistic(name: str) -> Callable[[Measurement], float | None]:
     """Reads a percentile or the mean of the latency, in ms."""
     return lambda one: one.latency.statistics_ms.get(name)

@@ -201,7 +201,7 @@ class _CellCount:
         if objective.statistic == "mean":
             is_met = self.ok == self.requests and objective.is_met(latency.statistics_ms)
         else:
-            # As integers of a tenth of a per mille: 0.99 has no exact binary form.
+            # As integers, in per mille: 0.99 has no exact binary form.
             is_met = share is not None and within * 1000 >= round(float(objective.statistic[1:]) * 10) * self.requests
         return ServiceLevel(objective=str(objective), limit_ms=objective.limit_ms, share=share, is_met=is_met)
 

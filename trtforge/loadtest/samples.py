@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trtforge.data_checks import LABELS
 from trtforge.errors import InputError
 from trtforge.limits import Limits
 from trtforge.loadtest.request import numpy_dtype
@@ -15,9 +16,6 @@ from trtforge.loadtest.signature import OPEN, TEXT, ModelInput, Signature
 from trtforge.loadtest.traffic import LengthBucket
 from trtforge.npz import NpzFile
 from trtforge.textfile import kind_of, read_text
-
-# Arrays that calibration data may hold beside the inputs.
-_IGNORED = {"labels"}
 
 
 def read_arrays(path: Path, limits: Limits) -> dict[str, np.ndarray]:
@@ -52,7 +50,8 @@ class RowFile:
         self._signature = signature
         arrays = read_arrays(path, limits)
         ports = {port.name: port for port in signature.inputs}
-        extra = sorted(arrays.keys() - ports.keys() - _IGNORED)
+        # Calibration and evaluation data may hold labels beside the inputs.
+        extra = sorted(arrays.keys() - ports.keys() - {LABELS})
         missing = sorted(name for name, port in ports.items() if name not in arrays and not port.is_optional)
         if extra or missing:
             said = [f"it lacks {', '.join(missing)}"] if missing else []

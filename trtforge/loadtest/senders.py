@@ -76,9 +76,6 @@ class Sender(Protocol):
     def outputs(self, reply: Reply, names: Sequence[str]) -> Mapping[str, np.ndarray]:
         """Outputs of an answer; those that it lacks are left out."""
 
-    def close(self) -> None:
-        """Close the connections."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -166,11 +163,6 @@ class HttpSender:
             place += size
         return found
 
-    def close(self) -> None:
-        """See `Sender`."""
-        for client in self._idle:
-            client.close()
-
     def _connect(self) -> Any:
         from geventhttpclient import HTTPClient
 
@@ -220,10 +212,6 @@ class GrpcSender:
     def outputs(self, reply: Reply, names: Sequence[str]) -> Mapping[str, np.ndarray]:
         """See `Sender`."""
         return _outputs_of(self._messages.ModelInferResponse.FromString(reply.body), names)
-
-    def close(self) -> None:
-        """See `Sender`."""
-        self._channel.close()
 
     def _open(self, channel: Any) -> Callable[..., Any]:
         call: Callable[..., Any] = channel.unary_unary(f"{_SERVICE}ModelInfer")

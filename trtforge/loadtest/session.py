@@ -12,7 +12,7 @@ import dataclasses
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from trtforge.isolation import Child
 from trtforge.limits import DEFAULT_LIMITS, Limits
 from trtforge.loadtest.address import Address
 from trtforge.loadtest.answers import open_answers
-from trtforge.loadtest.metrics import MetricsWatch, timeline, tokens_between
+from trtforge.loadtest.metrics import MetricsWatch, Reading, timeline, tokens_between
 from trtforge.loadtest.payloads import RequestMaker
 from trtforge.loadtest.request import RequestCell, pack_cells
 from trtforge.loadtest.results import Load, Measurement
@@ -126,7 +126,6 @@ class LoadSession:
             return
         meta, arrays = self._pack(batch)
         answer, _ = self._child.call("load", {**meta, "seed": self._traffic.seed}, arrays)
-        self._loaded = (batch,)
         for refusal in answer["refusals"]:
             if refusal["kind"] == "unreachable":
                 why = str(refusal["text"])
@@ -134,6 +133,7 @@ class LoadSession:
             if refusal["kind"] == "server":
                 what = f"the server refuses requests of {refusal['cell']}"
                 raise InputError(what, str(refusal["text"]), "correct the traffic file, or see the server's log")
+        self._loaded = (batch,)
 
     def run_step(
         self,
@@ -188,14 +188,7 @@ class LoadSession:
         begin = float(answer["begin"])
         end = begin + measurement.duration_s
         readings = self._metrics.between(started, end, 0.0 if answer["failure"] else _LAST_READING_S)
-        before, after = counters.get("begin", ({}, "")), counters.get("end", ({}, ""))
-        inside = [one for one in readings if one.moment >= begin]
-        side = ServerSide(
-            models=work_between(before[0], after[0]),
-            seconds=timeline(readings, begin),
-            tokens=tokens_between(inside),
-            missing="; ".join(text for text in dict.fromkeys((before[1], after[1], self._metrics.problem)) if text),
-        )
+        side = self._server_side(counters, readings, begin)
         return StepResult(measurement.model_copy(update={"server": side}), answer["failure"])
 
     def is_server_alive(self) -> bool:
@@ -241,6 +234,24 @@ class LoadSession:
                 "is_batched": self.signature.has_batch_axis,
                 "tolerance": DEFAULT_TOLERANCE if expect is None else expect.tolerance,
             },
+        )
+
+    def _server_side(
+        self, counters: Mapping[str, tuple[Counters, str]], readings: list[Reading], begin: float
+    ) -> ServerSide:
+        """What the server says of a measurement.
+
+        Args:
+            counters: its statistics and what they lack, at the "begin" and the "end".
+            readings: of its metrics, in the warm-up too.
+            begin: of the measurement, seconds of time.monotonic().
+        """
+        before, after = counters.get("begin", ({}, "")), counters.get("end", ({}, ""))
+        return ServerSide(
+            models=work_between(before[0], after[0]),
+            seconds=timeline(readings, begin),
+            tokens=tokens_between([one for one in readings if one.moment >= begin]),
+            missing="; ".join(text for text in dict.fromkeys((before[1], after[1], self._metrics.problem)) if text),
         )
 
     def _pack(self, batch: int | None) -> tuple[Meta, Arrays]:

@@ -233,11 +233,6 @@ class Traffic(FileModel):
         return self
 
     @property
-    def bucket_names(self) -> tuple[str, ...]:
-        """Of the length buckets or sample files; empty without either."""
-        return tuple(bucket.name for bucket in self.lengths) or tuple(sample.name for sample in self.samples)
-
-    @property
     def batch_steps(self) -> tuple[int | None, ...]:
         """The batch size of each step; None for a mix."""
         if isinstance(self.batch, dict):

@@ -199,7 +199,7 @@ def _read_traffic(spec: TuneSpec, entries: Sequence[PackagedModel]) -> Traffic:
     if spec.traffic is None:
         traffic = Traffic(model=spec.model or called[0], load=Loads(rates=(1.0,)))
     else:
-        traffic = load_traffic(spec.traffic, {"model": spec.model} if spec.model else None)
+        traffic = load_traffic(spec.traffic, {"model": spec.model} if spec.model else None, spec.limits)
     if len(traffic.batch_steps) > 1:
         why = f"the traffic has {', '.join(map(str, traffic.batch_steps))}, each for a step of its own"
         raise InputError("tuning takes one batch size, or a mix", why, "write batch: 1, or weights: {1: 9, 4: 1}")

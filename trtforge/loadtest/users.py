@@ -41,7 +41,6 @@ class Work:
         think: seconds between an answer and the next request, from and to.
         thinking: decides the think times.
         arrivals: of the open loop: when the next request was to be sent.
-        is_open: whether users take arrivals.
         is_sending: False after the end.
         in_flight: requests on their way.
         on_sent: told of the moment at which each request is sent.

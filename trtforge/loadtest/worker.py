@@ -167,9 +167,12 @@ class _StepRun:
         if failure is not None:
             self._recorder.end = ended
         self._report({"phase": "end"})
+        self._work.is_sending = False
+        if load.kind == "open":
+            # What would be offered only during the wait for answers was late for want of time, not of a connection.
+            arrivals.kill()
         self._drain()
         if load.kind == "open":
-            arrivals.kill()
             self._count_unsent()
         self._environment.stop_timeout = None
         runner.quit()
@@ -201,7 +204,6 @@ class _StepRun:
 
     def _drain(self) -> None:
         """Wait for the last answers; each has its own timeout."""
-        self._work.is_sending = False
         latest = time.monotonic() + _state.endpoint.timeout_s + 1
         while self._work.in_flight and time.monotonic() < latest:
             gevent.sleep(0.01)

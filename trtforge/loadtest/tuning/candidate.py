@@ -92,30 +92,25 @@ def with_candidate(text: str, candidate: Candidate, source: str) -> str:
     Raises:
         InputError: it is no model configuration.
     """
-    from google.protobuf import text_format
-
     message = _parse(text, source)
     if candidate.delay_us is None:
         message.ClearField("dynamic_batching")
     else:
         batching = message.dynamic_batching
         batching.max_queue_delay_microseconds = candidate.delay_us
-        if candidate.preferred != PACKAGED:
-            del batching.preferred_batch_size[:]
-            sizes = (size for size in candidate.preferred if isinstance(size, int))
-            batching.preferred_batch_size.extend(size for size in sizes if size <= message.max_batch_size)
+        if isinstance(candidate.preferred, tuple):
+            sizes = [size for size in candidate.preferred if size <= message.max_batch_size]
+            batching.preferred_batch_size[:] = sizes
     for group in message.instance_group or [message.instance_group.add()]:
         group.count = candidate.instances
-    return str(text_format.MessageToString(message))
+    return _text(message)
 
 
 def without_batching(text: str, source: str) -> str:
     """A `config.pbtxt` without dynamic batching, and with its instances as they are."""
-    from google.protobuf import text_format
-
     message = _parse(text, source)
     message.ClearField("dynamic_batching")
-    return str(text_format.MessageToString(message))
+    return _text(message)
 
 
 def batch_limit(text: str, source: str) -> int:
@@ -133,16 +128,16 @@ def diff(before: Mapping[str, str], after: Mapping[str, str], source: str) -> st
     lines: list[str] = []
     for name, text in before.items():
         place = f"{name}/config.pbtxt"
-        written = _written(text, source).splitlines()
+        # As `with_candidate` writes it, so that the diff shows the settings alone.
+        written = _text(_parse(text, source)).splitlines()
         lines += difflib.unified_diff(written, after[name].splitlines(), place, f"{place} (tuned)", lineterm="", n=2)
     return "\n".join(lines)
 
 
-def _written(text: str, source: str) -> str:
-    """A configuration as `with_candidate` writes it, so that a diff shows the settings alone."""
+def _text(message: Message | Any) -> str:
     from google.protobuf import text_format
 
-    return str(text_format.MessageToString(_parse(text, source)))
+    return str(text_format.MessageToString(message))
 
 
 def _parse(text: str, source: str) -> Message | Any:

@@ -41,7 +41,7 @@ class Gain:
     Attributes:
         default, best: repeat by repeat; a throughput is 0 where the objectives were met at no load.
         change: relative, of the geometric means; None where the default has nothing to compare with.
-        noise: what chance explains (99 %); None where a repeat is missing or 0.
+        noise: what chance explains (99 %); None with fewer than three pairs of repeats, or where one is 0.
     """
 
     default: tuple[float, ...]
@@ -64,7 +64,8 @@ class Outcome:
         capacities: of every candidate that was tried, from its longest trial.
         best: the candidate that was confirmed against the default; None where none of them meets the objectives.
         throughput: within the objectives; None without a best.
-        latency: of the first objective's statistic at one load for both, in ms; None where one has no answers there.
+        latency: of the first objective's statistic at one load for both, in ms, of the pairs that both have answers
+            in; None without any.
         equal_load: that load; None without a best.
         left_out: candidates that time did not allow.
     """
@@ -162,12 +163,11 @@ class Search:
         One that meets them at no load in its longer trial, and did in the short one, keeps the figure of that: the
         confirmation has the last word.
         """
-        known = {candidate: self._capacity(trial) for candidate, trial in surveyed.items()}
         finalists = sorted(surveyed, key=lambda candidate: self._rank(surveyed[candidate]))[:_NUM_FINALISTS]
         for candidate in (*((DEFAULT,) if default.throughput else ()), *finalists):
-            before = default if candidate == DEFAULT else known[candidate]
-            center = before.load or default.load or first
-            found = self._capacity(self._try("refine", candidate, around(self._kind, center)))
+            before = default if candidate == DEFAULT else self._capacity(surveyed[candidate])
+            near = before.load or default.load or first
+            found = self._capacity(self._try("refine", candidate, around(self._kind, near)))
             yield candidate, found if found.throughput else before
 
     def _rank(self, trial: Trial) -> tuple[float, float]:
